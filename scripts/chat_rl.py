@@ -14,6 +14,7 @@ import sys
 from nanogka.common.cli import command
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
+from nanogka.common.runtime import pick_device
 from nanogka.data.hub import Hub
 from nanogka.evaluate.chat import ChatItem, ChatTask
 from nanogka.train.base import open_base
@@ -34,7 +35,9 @@ def body(settings: RLSettings, errors: Errors) -> int:
     errors.require(bool(names) and set(names) <= set(known), "--tasks", settings.tasks, ", ".join(known))
     base = errors.capture(lambda: open_base(settings, kind="chat"))
     errors.raise_if_any()
-    tasks = [open_task(name, settings.eval_items) for name in names]
+    # Last, because it may fetch from the hub.
+    ranks.init(ranks.device(pick_device(settings.device)))
+    tasks = ranks.first_on_each_node(lambda: [open_task(name, settings.eval_items) for name in names])
     return train_run(*plan_rl(settings, base, tasks, ranks))
 
 

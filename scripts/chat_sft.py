@@ -14,6 +14,7 @@ import sys
 from nanogka.common.cli import command
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
+from nanogka.common.runtime import pick_device
 from nanogka.train.base import open_base
 from nanogka.train.chat import ChatSettings, plan_chat
 from nanogka.train.run import train_run
@@ -24,8 +25,12 @@ def body(settings: ChatSettings, errors: Errors) -> int:
     """Check everything, then fine-tune; returns the exit code."""
     settings.check(errors)
     errors.raise_if_any()
-    sources = [(open_source(name, settings.seed), weight) for name, weight in parse_mixture(settings.data)]
-    return train_run(*plan_chat(settings, open_base(settings), sources, Ranks.from_environment()))
+    mix, base, ranks = parse_mixture(settings.data), open_base(settings), Ranks.from_environment()
+    # Last, because it may fetch from the hub.
+    ranks.init(ranks.device(pick_device(settings.device)))
+    opened = ranks.first_on_each_node(lambda: [open_source(name, settings.seed) for name, _ in mix])
+    sources = [(source, weight) for source, (_, weight) in zip(opened, mix)]
+    return train_run(*plan_chat(settings, base, sources, ranks))
 
 
 main = command("chat_sft", ChatSettings, body, __doc__)

@@ -55,6 +55,25 @@ def test_a_module_imports_only_from_its_package_and_the_layers_below():
     assert wrong == []
 
 
+def test_no_module_imports_itself_through_others():
+    """An import in a function counts: a circle has no beginning for a reader."""
+    below, circles = {path.as_posix(): imported(path) for path in SOURCES}, []
+    done, way = set(), []
+
+    def visit(module):
+        if module in way:
+            circles.append(" → ".join([*way[way.index(module) :], module]))
+        elif module not in done:
+            way.append(module)
+            for other in sorted(below.get(module, ())):
+                visit(other)
+            done.add(way.pop())
+
+    for module in below:
+        visit(module)
+    assert circles == []
+
+
 def test_the_table_and_the_reading_paths_name_what_exists():
     assert len(LAYERS) > 10
     assert [name for names in LAYERS for name in names if not (ROOT / name).exists()] == []

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from nanogka.common.cli import Machine, json_flag, print_json
+from nanogka.common.cli import DeviceSettings, json_flag, print_json
 from nanogka.common.errors import Errors, in_one_line
 from nanogka.common.formatting import markdown_table
 from nanogka.common.runtime import describe_hardware, pick_device_and_dtype
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class BenchSettings(Machine):
+class BenchSettings(DeviceSettings):
     """Output."""
 
     json: bool = json_flag()

@@ -39,7 +39,6 @@ T = TypeVar("T")
 
 CONFIG = "config"  # the flag that every script has
 MOST_FOREIGN = 3  # settings of a file that a script lacks and that are named one by one
-EXPLAIN = "explain"  # the flag of every script whose settings say what they change
 Affects = Literal["losses", "speed", "output"]
 NANOCHAT_NAMES = {  # nanochat's flags of the same meaning
     "sequence_len": "--max-seq-len",
@@ -93,7 +92,7 @@ def json_flag() -> Any:
 
 
 @dataclass(frozen=True)
-class Machine:
+class DeviceSettings:
     """Machine."""
 
     device: str = flag("auto", "device to compute on: auto, cpu, cuda, cuda:N or mps")
@@ -128,22 +127,6 @@ class Flag:
     owner: str | None = None  # the field whose dictionary holds this flag, see `flags`
     affects: Affects | None = None
     through: str | None = None
-
-    def explain(self) -> str:
-        """Describe what this setting changes in a training run, and what follows for a run that resumes."""
-        if self.affects == "speed":
-            text = "It changes the speed or the memory of a run, and its losses by rounding at most.\n"
-        elif self.affects == "output":
-            text = "It changes what a run prints, measures or keeps, and not its losses.\n"
-        elif self.affects == "losses":
-            text = "It changes the losses of a run: the same run with another value is another run.\n"
-        else:
-            return "It is not a setting of a training run."
-        if self.affects != "losses":
-            return text + "A run may resume with another value."
-        if self.through is not None:
-            return text + f"A run may resume with another value if that leads to the same `{self.through}`."
-        return text + "A run does not resume with another value: --overwrite deletes the run, --run NAME makes another."
 
     def convert(self, value: object, label: str | None = None, strict: bool = False) -> Any:
         """`value` as this flag's type, see `convert`. `label` names the flag in errors."""
@@ -257,10 +240,7 @@ def parse(settings: type[T], argv: list[str] | None, script: str, description: s
     A bad value is recorded in `errors` and left at its default, so that the script can check the other settings too.
     """
     known = flags_of(settings)
-    words = list(sys.argv[1:] if argv is None else argv)
-    if f"--{EXPLAIN}" in words[:-1]:  # argparse would take `--explain --depth` for two flags
-        at = words.index(f"--{EXPLAIN}")
-        words[at : at + 2] = [f"--{EXPLAIN}={words[at + 1]}"]
+    words = sys.argv[1:] if argv is None else argv
     parsed, unknown = _parser(known, script, description).parse_known_args(words)
     given = {name: (flag_name(name), text) for name, text in vars(parsed).items() if text is not None}
     names = [word.partition("=")[0] for word in unknown if word.startswith("-")]
@@ -311,22 +291,6 @@ def read_settings(file: str) -> dict[str, str]:
     return {name.removeprefix("--").replace("-", "_"): value for name, value in content.items()}
 
 
-class _Explain(argparse.Action):
-    """Print what a flag changes, and exit, as --help does."""
-
-    def __init__(self, *args: Any, known: Mapping[str, Flag], **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.known = known
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: object, value: Any, option: str | None = None):
-        one = self.known.get(str(value).lstrip("-").replace("-", "_"))
-        if one is None:
-            near = _suggestion(flag_name(str(value).lstrip("-")), map(flag_name, self.known))
-            raise SettingsError(f"--{EXPLAIN}: got {value!r}, expected one of this script's flags{near}")
-        print(f"{flag_name(one.name)}: {one.help}\n{one.explain()}")
-        parser.exit()
-
-
 def _parser(known: Mapping[str, Flag], script: str, description: str) -> argparse.ArgumentParser:
     module, *words = (script if "." in script else f"scripts.{script}").split()
     parser = argparse.ArgumentParser(
@@ -342,6 +306,8 @@ def _parser(known: Mapping[str, Flag], script: str, description: str) -> argpars
         text = one.help.replace("%", "%%")
         if one.default not in (None, "") and "default" not in text:
             text += f" (default: {('on' if one.default else 'off') if one.kind is bool else one.default})"
+        if one.affects == "losses" and one.through is None:
+            text += " [fixed once a run has started]"
         if one.kind is bool:
             group.add_argument(*names, action=argparse.BooleanOptionalAction, default=None, help=text)
             continue
@@ -354,7 +320,4 @@ def _parser(known: Mapping[str, Flag], script: str, description: str) -> argpars
         if one.name in NANOCHAT_NAMES:
             group.add_argument(NANOCHAT_NAMES[one.name], dest=one.name, help=argparse.SUPPRESS)
     parser.add_argument(f"--{CONFIG}", metavar="FILE", help="YAML file of flags by name, such as a run's config.yaml")
-    if any(one.affects for one in known.values()):
-        text = "print what a flag changes, and whether a run may resume with another value of it"
-        parser.add_argument(f"--{EXPLAIN}", metavar="FLAG", action=_Explain, known=known, help=text)
     return parser

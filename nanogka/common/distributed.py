@@ -5,15 +5,18 @@ How ranks share an update is in `nanogka.train.sharded_optimizer`.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from nanogka.common.formatting import say
+
+T = TypeVar("T")
 
 TIMEOUT = 600.0  # seconds
 LONG_WAIT = 30.0  # seconds of waiting for other ranks that are worth a line
@@ -113,6 +116,23 @@ class Ranks:
         if self.world_size > 1:
             dist.barrier()  # rank 0 hosts the TCPStore: keep it alive until all are done
         self.destroy()
+
+    def first_on_each_node(self, function: Callable[[], T]) -> T:
+        """Return `function()`, which one rank of each node calls first, so that the others find what it fetched.
+
+        All ranks call it, joined. Each raises the ValueError or OSError of a first call.
+        """
+        result: T | None = None
+        problem: Exception | None = None
+        if self.local_rank == 0:
+            try:
+                result = function()
+            except (ValueError, OSError) as error:
+                problem = error
+        for first in self.all_gather(problem):
+            if first is not None:
+                raise first
+        return function() if result is None else result
 
     def sum(self, values: list[float], device: torch.device) -> list[float]:
         """Each number's sum over ranks, in float64, so that counts of tokens stay exact."""

@@ -1,6 +1,6 @@
 """Collect all bad settings, so that a user can correct them at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -39,6 +39,11 @@ class Errors:
         """Raise `SettingsError` with all recorded lines, if there are any."""
         if self.lines:
             raise SettingsError("\n".join(self.lines))
+
+
+def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """{name: (value now, value before)} of what has changed; a value that was not there is None."""
+    return {name: (value, before.get(name)) for name, value in now.items() if value != before.get(name)}
 
 
 def in_one_line(error: Exception) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from nanogka.common.errors import Errors
+from nanogka.common.files import first_line
 
 # By a part of the device's name, first match wins: dense bfloat16 peak in FLOP/s (no sparsity) and peak memory
 # bandwidth in bytes/s, from the vendors' data sheets.
@@ -42,16 +43,17 @@ def pick_device(name: str = "auto") -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    kind, _, index = name.partition(":")
+    kind, colon, index = name.partition(":")
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if kind not in available or (index and not index.isdigit()):
+    if kind not in available or (colon and not (index.isascii() and index.isdecimal() and len(index) < 10)):
         raise ValueError(f"device: got {name!r}, expected auto, cpu, cuda, cuda:N or mps")
     if not available[kind]:
         raise ValueError(f"device: got {name!r}, but this machine has no {kind} device that torch can use")
-    if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
-        last = torch.cuda.device_count() - 1
-        raise ValueError(f"device: got {name!r}, expected cuda:0 to cuda:{last} on this machine")
-    return torch.device(name)
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if colon and int(index) >= count:
+        expected = f"cuda:0 to cuda:{count - 1}" if kind == "cuda" else kind
+        raise ValueError(f"device: got {name!r}, expected {expected} on this machine")
+    return torch.device(kind, int(index)) if colon else torch.device(kind)
 
 
 def cpu_has_fast_bfloat16() -> bool:
@@ -118,7 +120,7 @@ def can_compile(device: torch.device) -> tuple[bool, str]:
             return False, f"{cache}, where torch.compile keeps its work, is a link or another user's"
         torch.compile(probe)(torch.ones(8, device=device))
     except Exception as error:  # the compiler's failures (no C++ compiler, say) have no common type
-        return False, f"torch.compile does not work here: {str(error).strip().splitlines()[0][:120]}"
+        return False, f"torch.compile does not work here: {first_line(error)[:120]}"
     finally:
         torch._dynamo.reset()
     return True, "probe compiled and ran"

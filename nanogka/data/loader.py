@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from nanogka.common.distributed import Ranks
+from nanogka.common.errors import differences
 from nanogka.data.corpus import Corpus
 from nanogka.data.packing import Packer
 from nanogka.data.permutation import permutation
@@ -323,9 +324,9 @@ def _validation_streams(corpus: Corpus, tokenizer: Tokenizer, settings: StreamSe
 def _check_state(state: dict, header: dict) -> None:
     # A run compares its settings when it resumes, and lists the differences. This is the last defense.
     given, expected = ({**each, **each["settings"]} for each in (state, header))
-    for name in ("corpus", "tokenizer", *header["settings"]):
-        if given.get(name) != expected[name]:
-            raise ValueError(f"loader state: {name}: got {given.get(name)!r}, expected {expected[name]!r}")
+    compared = {name: expected[name] for name in ("corpus", "tokenizer", *header["settings"])}
+    for name, (here, there) in differences(compared, given).items():
+        raise ValueError(f"loader state: {name}: got {there!r}, expected {here!r}")
 
 
 # ---- in the background ----

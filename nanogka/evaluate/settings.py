@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nanogka.common.cli import Machine, flag, flag_name, json_flag
+from nanogka.common.cli import DeviceSettings, flag, flag_name, json_flag
 from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path
 
@@ -21,7 +21,7 @@ BUNDLE_HELP = (
 
 
 @dataclass(frozen=True)
-class Computing(Machine):
+class Computing(DeviceSettings):
     """Checkpoint."""
 
     step: int | None = flag(None, "step of the checkpoint to load (default: the run's latest valid one)")

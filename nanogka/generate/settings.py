@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
-from nanogka.common.cli import Machine, WhichRun, flag, flags_of
+from nanogka.common.cli import DeviceSettings, WhichRun, flag, flags_of
 from nanogka.common.errors import Errors
 
 sampling_flags = cache(flags_of)  # the engine makes settings for every text
@@ -51,7 +51,7 @@ class SessionSettings(SamplingParams):
 
 
 @dataclass(frozen=True)
-class ChatSettings(SessionSettings, WhichRun, Machine):
+class ChatSettings(SessionSettings, WhichRun, DeviceSettings):
     """Settings."""
 
     prompt: str | None = flag(

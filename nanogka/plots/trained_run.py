@@ -8,7 +8,7 @@ import numpy as np
 
 from nanogka.common.cli import flags_of
 from nanogka.runs import CONFIG, METRICS, Run, column, find_run, newest_first, open_latest, sigma_over_training
-from nanogka.train.settings import TrainSettings, with_snapshot_defaults
+from nanogka.train.settings import TrainSettings, complete_settings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -144,7 +144,7 @@ def differing_settings(one: TrainedRun, other: TrainedRun) -> dict[str, tuple[ob
 
     A setting that is missing in an older run had today's default.
     """
-    first, second = (with_snapshot_defaults({"network": "february"} | run.part("settings")) for run in (one, other))
+    first, second = (complete_settings(run.part("settings")) for run in (one, other))
     flags = flags_of(TrainSettings)
     # The mixer is what people compare. What a setting leads to is compared in its place, such as the number of steps.
     left_out = {name for name, one in flags.items() if one.affects != "losses" or one.through} | {"attention"}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nanogka.common.cli import Machine, WhichRun, flag
+from nanogka.common.cli import DeviceSettings, WhichRun, flag
 from nanogka.common.errors import Errors
 
 KEY_VARIABLE = "NANOGKA_API_KEY"
@@ -23,7 +23,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class ServeSettings(Limits, WhichRun, Machine):
+class ServeSettings(Limits, WhichRun, DeviceSettings):
     """Settings."""
 
     name: str = flag("", "the model's name for clients (default: the run's tag)")

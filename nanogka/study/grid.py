@@ -40,7 +40,8 @@ from pydantic_core import ErrorDetails
 from nanogka.common.cli import flag_name, flags_of, parse
 from nanogka.common.errors import Errors
 from nanogka.common.files import read_yaml
-from nanogka.train.settings import FolderSettings, TrainSettings, with_snapshot_defaults
+from nanogka.train.plan import FolderSettings
+from nanogka.train.settings import TrainSettings, complete_settings
 
 # Values of a row apart from the settings of its run: fingerprints of the text and of the vocabulary.
 FINGERPRINTS = ("corpus", "tokenizer")
@@ -152,8 +153,7 @@ def decisive(settings: dict) -> dict:
 
     A row that is older than a setting lacks it and had today's default. None means the same as absent.
     """
-    flags = flags_of(TrainSettings)
-    known = with_snapshot_defaults({name: one.default for name, one in flags.items()} | settings)
+    flags, known = flags_of(TrainSettings), complete_settings(settings)
     left_out = {name for name, one in flags.items() if one.affects != "losses" or one.through in FINGERPRINTS}
     return {name: value for name, value in known.items() if name not in left_out and value is not None}
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,12 +18,24 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from nanogka.checkpoint import Checkpoint, delete_checkpoint, list_checkpoints, save_checkpoint, step_of
+from nanogka.common.cli import flag
 from nanogka.common.files import first_line
 from nanogka.common.formatting import gigabytes
 
 T = TypeVar("T")
 
 LONG_WAIT = 1.0  # seconds of waiting for the disk that are worth a warning
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """Checkpoints."""
+
+    save_every: int = flag(500, "steps between checkpoints; 0: only at the end", ge=0, affects="output")
+    keep: int = flag(2, "number of newest checkpoints to keep", ge=1, affects="output")
+    keep_best: int = flag(
+        1, "number of checkpoints with the best validation to keep as well; 0: none", ge=0, affects="output"
+    )
 
 
 class CheckpointError(OSError):

@@ -22,10 +22,10 @@ def largest_batch(plan: TrainPlan, memory: int) -> MicroBatch:
     A try that fails costs the compilation of its graph, minutes in which all devices are idle.
     """
     weights = 4 * plan.costs.total_parameters
-    kept = 2 * weights + (checkpoint_bytes(plan.config) - weights) / plan.ranks.world_size
-    batch, checkpointing = plan.batch, plan.settings.activation_checkpointing
+    kept = 2 * weights + (checkpoint_bytes(plan.config) - weights) / plan.machine.ranks.world_size
+    batch, checkpointing, itemsize = plan.batch, plan.settings.activation_checkpointing, plan.machine.dtype.itemsize
     while batch.rows > 1:
-        activations = activation_bytes(plan.config, batch.rows * batch.row_len, plan.dtype.itemsize, checkpointing)
+        activations = activation_bytes(plan.config, batch.rows * batch.row_len, itemsize, checkpointing)
         if activations is None or kept + activations < MEMORY_SHARE * memory:
             break
         batch = batch.smaller()

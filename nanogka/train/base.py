@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 from nanogka.common.cli import flag
 from nanogka.common.files import base_dir
 from nanogka.runs import CONFIG, Run, SavedRun, find_run, open_latest, read_config
-from nanogka.train.settings import LoopSettings
+from nanogka.train.plan import RunSettings
 
 Starting = TypeVar("Starting", bound="BaseSettings")
 
 
 @dataclass(frozen=True)
-class BaseSettings(LoopSettings):
+class BaseSettings(RunSettings):
     """Run to start from."""
 
     base: str = flag("", "run to start from: a tag or folder (default: the latest of its kind)", affects="losses")
@@ -37,7 +37,8 @@ def open_base(settings: BaseSettings, kind: str = "base") -> SavedRun:
     if settings.run and settings.resume == "auto" and (resumed / CONFIG).is_file():
         # The latest chat run may be the one that resumes.
         before = read_config(resumed)["settings"]
-        if name in ("", before.get("base")):
+        same = before.get("base") and name and find_run(name, flag="base") == find_run(before["base"], flag="base")
+        if same or name in ("", before.get("base")):
             name, step = before.get("base") or "", before.get("base_step") if step is None else step
 
     def read(folder: Path) -> SavedRun:
@@ -49,11 +50,16 @@ def open_base(settings: BaseSettings, kind: str = "base") -> SavedRun:
 
 
 def name_run(settings: Starting, base: SavedRun, suffix: str) -> tuple[Starting, str]:
-    """The settings with the base that was found, and the name of the run's folder."""
-    name, found = settings.run or f"{base.folder.name}-{suffix}", base_facts(base)
-    if base_dir() / "runs" / name == base.folder:
+    """The settings with the base that was found, and the name of the run's folder.
+
+    A base outside of the runs' folder is recorded by its path, because a run that resumes must find it again.
+    """
+    runs, folder = base_dir() / "runs", base.folder
+    name = settings.run or f"{folder.name}-{suffix}"
+    if runs / name == folder:
         raise ValueError(f"run: got {name!r}, expected a name other than that of the run to start from")
-    return replace(settings, base=found["run"], base_step=found["step"]), name
+    found = folder.name if (runs / folder.name).resolve() == folder.resolve() else str(folder.absolute())
+    return replace(settings, base=found, base_step=base.step), name
 
 
 def examples_text(questions: Sequence[str]) -> str:

@@ -59,6 +59,10 @@ def plan_budget(
         steps = round(target_flops / (costs.flops_per_token * total_batch_size))
     else:
         steps = int(tokens) // total_batch_size
+    if steps < 1 and target_flops is not None:
+        least = costs.flops_per_token * total_batch_size
+        step = f"{least:.3g}, one step of {total_batch_size:,} tokens"
+        raise ValueError(f"target_flops: got {target_flops:g}, expected at least {step}")
     if steps < 1:
         raise ValueError(
             f"total_batch_size: got {total_batch_size} tokens per step, expected at most the run's budget "

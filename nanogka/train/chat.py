@@ -19,7 +19,7 @@ from nanogka.model import GPT
 from nanogka.runs import EXAMPLES, SavedRun
 from nanogka.train.base import BaseSettings, base_facts, examples_text, name_run
 from nanogka.train.budget import plan_budget
-from nanogka.train.plan import TrainPlan, make_plan
+from nanogka.train.plan import About, BatchSettings, TrainPlan, make_plan
 from nanogka.train.run import Recipe
 from nanogka.train.trainer import Evaluation
 
@@ -31,7 +31,7 @@ SHORT_TOKENS = 1152  # at least, of a step of short conversations
 
 
 @dataclass(frozen=True)
-class ChatSettings(BaseSettings):
+class ChatSettings(BatchSettings, BaseSettings):
     """Conversations. None means: computed from the others."""
 
     data: str = flag(
@@ -96,15 +96,16 @@ def plan_chat(
     assert batch is not None, "`with_defaults` fills it in"
     steps = settings.num_iterations or max(1, round(settings.epochs * mixture.tokens / batch))
     budget = plan_budget(config, num_iterations=steps, total_batch_size=batch)
-    settings, name = name_run(settings, base, "chat")
-    about: dict[str, Any] = {
-        "facts": mixture_facts(mixture, base),
-        "data": mixture.describe(),
-        "kind": "chat",
-        "monitor": "val_loss",
-    }
-    about["notes"] = tuple(f"left out   {line}" for line in summarize(bad_conversations(mixture)))
-    return make_plan(settings, ranks, name, config, base.tokenizer, budget, row_len, **about), FineTuning(base, mixture)
+    settings, name = name_run(replace(settings, num_iterations=steps), base, "chat")
+    about = About(
+        kind="chat",
+        monitor="val_loss",
+        facts=mixture_facts(mixture, base),
+        data=mixture.describe(),
+        notes=tuple(f"left out   {line}" for line in summarize(bad_conversations(mixture))),
+    )
+    plan = make_plan(settings, config, base.tokenizer, budget, row_len, name, ranks, about, settings.compile)
+    return plan, FineTuning(base, mixture)
 
 
 def with_defaults(
@@ -181,7 +182,7 @@ class FineTuning(Recipe):
             batch_size=plan.batch.rows,
             sequence_len=plan.batch.row_len,
             seed=plan.settings.seed,
-            ranks=plan.ranks,
+            ranks=plan.machine.ranks,
             accumulation=plan.batch.accumulation,
             state=state,
         )
@@ -205,7 +206,7 @@ def validation(plan: TrainPlan[ChatSettings], mixture: DataMixture) -> Callable[
     It gives the loss of each source, their mean by the shares of the mixture (`val_loss`), and the number of tokens of
     all (`val_tokens`).
     """
-    ranks, bos_id = plan.ranks, plan.own_tokenizer.bos_id
+    ranks, bos_id = plan.machine.ranks, plan.own_tokenizer.bos_id
     limit = max(1, plan.settings.eval_tokens // plan.batch.row_len)
     rows = [validation_rows(source.val, bos_id, plan.batch.row_len, limit) for source in mixture.sources]
 
@@ -213,7 +214,7 @@ def validation(plan: TrainPlan[ChatSettings], mixture: DataMixture) -> Callable[
         sums = []
         for own in rows:
             sums += measure_chat_loss(model, own[ranks.rank :: ranks.world_size], bos_id, plan.batch.rows)
-        sums = ranks.sum(sums, plan.device)
+        sums = ranks.sum(sums, plan.machine.device)
         losses = [nats / count for nats, count in zip(sums[::2], sums[1::2])]
         total = sum(share * loss for share, loss in zip(mixture.shares, losses))
         values = {"val_loss": float(total), "val_tokens": int(sum(sums[1::2]))}

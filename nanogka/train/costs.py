@@ -3,18 +3,17 @@
 import math
 import shutil
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from nanogka.common.distributed import Ranks
 from nanogka.common.formatting import byte_size, duration, gigabytes, number, plain_table, scientific
-from nanogka.common.runtime import ASSUMED_MFU, PEAKS, Hardware
+from nanogka.common.runtime import ASSUMED_MFU
 from nanogka.model import GPT, GPTConfig, activation_bytes, attention_name, measure_mixers, model_costs
-from nanogka.train.budget import plan_budget
+from nanogka.train.budget import TrainingBudget, plan_budget
 from nanogka.train.optimizer import optimizer_state_bytes
-from nanogka.train.plan import TrainPlan, plan_batch
+from nanogka.train.plan import TrainPlan
 from nanogka.train.roofline import step_time
 
 LONG_CONTEXT = 8192
@@ -92,32 +91,41 @@ def format_measured(measured: list[dict]) -> str:
 
 def describe_plan(plan: TrainPlan) -> str:
     """The run and its cost in a few lines, for people."""
-    per_token, config, batch = plan.costs, plan.config, plan.batch
+    per_token, config, batch, machine = plan.costs, plan.config, plan.batch, plan.machine
     lines = [
         f"model      depth {config.n_layer}, {attention_name(config.mixer_pattern)}{config.variant}, "
         f"width {config.n_embd}, {config.n_head} heads, {per_token.total_parameters:,} parameters, "
         f"{per_token.flops_per_token:.4g} FLOPs per token",
-        f"horizon    {plan.horizon}",
-        f"batch      {plan.ranks.world_size} device(s) × {batch.accumulation} micro-batches × {batch.rows} rows × "
+        f"horizon    {plan.about.horizon or describe_horizon(plan.budget)}",
+        f"batch      {machine.ranks.world_size} device(s) × {batch.accumulation} micro-batches × {batch.rows} rows × "
         f"{batch.row_len} tokens",
-        f"data       {plan.data}",
-        f"machine    {plan.hardware.name}, {str(plan.dtype).removeprefix('torch.')}, compile "
-        f"{'on' if plan.compile else 'off'} ({plan.compile_reason})",
+        f"data       {plan.about.data}",
+        f"machine    {machine.hardware.name}, {str(machine.dtype).removeprefix('torch.')}, compile "
+        f"{'on' if machine.compile else 'off'} ({machine.compile_reason})",
         f"cost       {describe_plan_cost(plan)}",
         f"folder     {plan.folder}",
-        *plan.notes,
+        *plan.about.notes,
     ]
     return "\n".join(lines)
 
 
+def describe_horizon(budget: TrainingBudget) -> str:
+    """The length of a run of full rows, for people."""
+    return (
+        f"{budget.num_iterations:,} steps × {budget.total_batch_size:,} tokens = {budget.tokens:,} "
+        f"tokens ({budget.ratio:.2f} per parameter), {budget.flops:.3g} FLOPs"
+    )
+
+
 def describe_plan_cost(plan: TrainPlan) -> str:
-    """The expected time, price, memory and disk of the whole run in one line."""
-    weights, settings, devices = 4 * plan.costs.total_parameters, plan.settings, plan.ranks.world_size
+    """The expected time, memory and disk of the whole run in one line."""
+    weights, machine = 4 * plan.costs.total_parameters, plan.machine
     saved = checkpoint_bytes(plan.config)
-    memory = f"weights, gradients and optimizer state {gigabytes(2 * weights + (saved - weights) / devices)} per device"
-    if plan.device.type == "cuda" and settings.compile != "off":
-        positions, checkpointing = plan.batch.rows * plan.batch.row_len, settings.activation_checkpointing
-        activations = activation_bytes(plan.config, positions, plan.dtype.itemsize, checkpointing)
+    held = 2 * weights + (saved - weights) / machine.ranks.world_size
+    memory = f"weights, gradients and optimizer state {gigabytes(held)} per device"
+    if machine.device.type == "cuda" and machine.compile:
+        positions, checkpointing = plan.batch.rows * plan.batch.row_len, plan.settings.activation_checkpointing
+        activations = activation_bytes(plan.config, positions, machine.dtype.itemsize, checkpointing)
         memory += f", activations about {gigabytes(activations)}" if activations else ""
     disk = f"checkpoints {checkpoints_at_once(plan)} × {gigabytes(saved)} on a disk with "
     disk += f"{gigabytes(free_bytes(plan.folder))} free"
@@ -125,38 +133,15 @@ def describe_plan_cost(plan: TrainPlan) -> str:
 
 
 def describe_time(plan: TrainPlan) -> str:
-    """The expected time and price of the steps of a run, without evaluations."""
-    if not plan.fixed_tokens:
+    """The expected time of the steps of a run, without evaluations."""
+    if not plan.about.fixed_tokens:
         return "the time depends on the length of the replies"
-    settings, devices = plan.settings, plan.ranks.world_size
-    peak = plan.hardware.peak_flops or measure_matmul(plan.device, plan.dtype)
-    step = step_time(plan.config, plan.hardware, plan.budget.total_batch_size, devices)
+    machine, devices = plan.machine, plan.machine.ranks.world_size
+    peak = machine.hardware.peak_flops or measure_matmul(machine.device, machine.dtype)
+    step = step_time(plan.config, machine.hardware, plan.budget.total_batch_size, devices)
     seconds = plan.budget.num_iterations * step.total if step else plan.budget.flops / (ASSUMED_MFU * peak * devices)
     mfu = plan.budget.flops / (seconds * peak * devices)
-    price = f", {settings.price * devices * seconds / 3600:,.2f} at {settings.price:g} per device and hour"
-    return (
-        f"about {duration(seconds)} of training at {mfu:.0%} of {peak:.2g} FLOP/s per device"
-        f"{price if settings.price else ''}"
-    )
-
-
-def on_hardware(plan: TrainPlan) -> TrainPlan:
-    """The run as it would be on the GPUs that `--hardware` and `--devices` name: for a dry run anywhere."""
-    settings, names = plan.settings, {name.lower(): name for name in PEAKS}
-    if settings.hardware.lower() not in names:
-        known = ", ".join(PEAKS)
-        raise ValueError(f"hardware: got {settings.hardware!r}, expected {known}")
-    name, ranks = names[settings.hardware.lower()], Ranks(world_size=settings.devices)
-    return replace(
-        plan,
-        ranks=ranks,
-        device=torch.device("cuda"),
-        dtype=torch.bfloat16,
-        hardware=Hardware(name, *PEAKS[name]),
-        batch=plan_batch(settings, plan.budget, plan.batch.row_len, ranks.world_size),
-        compile=settings.compile != "off",
-        compile_reason="assumed",
-    )
+    return f"about {duration(seconds)} of training at {mfu:.0%} of {peak:.2g} FLOP/s per device"
 
 
 # ---- of its checkpoints ----

@@ -150,14 +150,14 @@ def build_optimizers(
 
     A `Schedule` scales `initial_lr` and `initial_weight_decay` in their groups.
     """
-    snapshot = OPTIMIZER_SNAPSHOTS[model.config.network]
+    snapshot, rates = OPTIMIZER_SNAPSHOTS[model.config.network], rates.for_network(model.config.network)
     batch = math.sqrt(budget.total_batch_size / REFERENCE_BATCH)
     width = (model.config.n_embd / REFERENCE_WIDTH) ** -0.5
     # Decay pulls at every step, so a longer training needs less per step. The steps grow about as depth²: the tokens
     # with the parameters, as depth³, and the batch as tokens^0.383.
     decay = rates.weight_decay
     decay *= batch / budget.size if snapshot.cosine_decay else (REFERENCE_DEPTH / model.config.n_layer) ** 2
-    table = snapshot.groups(rates, width, batch if rates.scale is None else rates.scale, decay)
+    table = snapshot.groups(rates, width, batch if rates.lr_scale is None else rates.lr_scale, decay)
 
     param_groups: dict[str, list[dict]] = {"adamw": [], "muon": []}
     for group, parameters in model.parameter_groups().items():
@@ -187,18 +187,23 @@ class Schedule:
     """The factor of all learning rates during a run (linear up, flat, linear down), and Muon's momentum and decay."""
 
     num_iterations: int
-    warmup_ratio: float = 0.0
+    warmup_steps: int = 0
     warmdown_ratio: float = 0.5
     final_fraction: float = 0.0
-    warmup_steps: int = 0  # the longer of the two warm-ups counts
     snapshot: OptimizerSnapshot = FEBRUARY
+
+    @staticmethod
+    def of(rates: LearningRates, num_iterations: int, network: str) -> "Schedule":
+        """The schedule that the settings and the network give a run."""
+        own = rates.for_network(network)
+        shape = own.warmup_steps, own.warmdown_ratio, own.final_lr_frac
+        return Schedule(num_iterations, *shape, OPTIMIZER_SNAPSHOTS[network])
 
     def lr_scale(self, step: int) -> float:
         """Factor of the update after `step` finished ones."""
-        warmup = max(self.warmup_steps, round(self.warmup_ratio * self.num_iterations))
         warmdown = round(self.warmdown_ratio * self.num_iterations)
-        if step < warmup:
-            return (step + 1) / warmup
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
         left = self.num_iterations - step
         if left >= warmdown:
             return 1.0

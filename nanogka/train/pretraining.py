@@ -19,7 +19,7 @@ from nanogka.evaluate.text import measure_text
 from nanogka.model import GPT, GPTConfig
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
 from nanogka.train.budget import TrainingBudget, plan_budget
-from nanogka.train.plan import TrainPlan, make_plan
+from nanogka.train.plan import About, TrainPlan, make_plan
 from nanogka.train.run import Recipe
 from nanogka.train.settings import TrainSettings
 from nanogka.train.trainer import Evaluation
@@ -41,22 +41,24 @@ def plan_pretraining(settings: TrainSettings, ranks: Ranks, core: Sequence[str])
     config = settings.config(tokenizer.vocab_size if tokenizer else GPTConfig.vocab_size)
     budget = build_budget(settings, config)
     # The number of steps and the batch now say how long the run is; two ways of asking for it are one run.
-    settings = replace(settings, target_flops=None, target_param_data_ratio=None)
+    decided = {"num_iterations": budget.num_iterations, "total_batch_size": budget.total_batch_size}
+    settings = replace(settings, **decided, target_flops=None, target_param_data_ratio=None)
     name = settings.run or f"d{settings.depth}-{settings.attention}"
     data = corpus.describe() if corpus else f"{settings.data}, to be fetched"
     data += "" if tokenizer else f"; no tokenizer yet, {config.vocab_size:,} ids assumed"
-    facts, row_len = corpus_facts(corpus), config.sequence_len
-    plan = make_plan(settings, ranks, name, config, tokenizer, budget, row_len, facts=facts, data=data)
+    about, row_len = About(facts=corpus_facts(corpus), data=data), config.sequence_len
+    plan = make_plan(settings, config, tokenizer, budget, row_len, name, ranks, about, settings.compile)
     if fetched and not settings.dry_run:  # last, so that nothing is fetched for a run that cannot start
         shards = settings.shards or fetched.shards_needed(budget.tokens)
         log = print if ranks.local_rank == 0 else lambda line: None  # one process per node prints
         fetch_corpus(fetched, shards, log=log)
         corpus = fetched.open(shards)
-        plan = replace(plan, facts=plan.facts | corpus_facts(corpus), data=corpus.describe())
+        about = replace(plan.about, facts=plan.about.facts | corpus_facts(corpus), data=corpus.describe())
+        plan = replace(plan, about=about)
     if corpus and tokenizer:  # make a row of validation text: a fault in it would otherwise show at the last step
         next(validation_batches(corpus, tokenizer, batch_size=1, sequence_len=config.sequence_len))
     assert corpus or settings.dry_run
-    return plan, Pretraining(corpus, tasks, core)  # pyrefly: ignore[bad-argument-type]  # none in a dry run only
+    return plan, Pretraining(corpus, tasks, core)
 
 
 def corpus_facts(corpus: Corpus | None) -> dict[str, str]:
@@ -85,23 +87,29 @@ def load_tokenizer(name: str) -> Tokenizer:
 class Pretraining(Recipe):
     """Learn from the text of a corpus."""
 
-    corpus: Corpus
+    corpus: Corpus | None  # None in a dry run that would fetch it
     tasks: Sequence[LoadedTask] = ()  # those of CORE that are measured during training
     core: Sequence[str] = ()  # the names of all tasks of CORE
 
+    @property
+    def own_corpus(self) -> Corpus:
+        """The corpus of a run that trains."""
+        assert self.corpus is not None, "only a dry run has no corpus"
+        return self.corpus
+
     def loader(self, plan: TrainPlan[TrainSettings], model: GPT, state: dict | None) -> PackingLoader:
         rows = StreamSettings("train", plan.batch.row_len, plan.settings.packing, plan.settings.seed)
-        return PackingLoader(self.corpus, plan.own_tokenizer, rows, plan.batch.rows, plan.ranks, state)
+        return PackingLoader(self.own_corpus, plan.own_tokenizer, rows, plan.batch.rows, plan.machine.ranks, state)
 
     def evaluations(self, plan: TrainPlan[TrainSettings]) -> list[Evaluation]:
-        settings, found = plan.settings, []
+        settings, ranks, found = plan.settings, plan.machine.ranks, []
         if self.tasks:
-            core = core_evaluation(self.tasks, self.core, plan.tokenizer, plan.ranks, settings.core_max_per_task)
+            core = core_evaluation(self.tasks, self.core, plan.tokenizer, ranks, settings.core_max_per_task)
             found.append(Evaluation(settings.core_every, core))
         if settings.sample_every > 0:
             found.append(Evaluation(settings.sample_every, partial(sample, plan)))
         # Validation comes last, so that its line is the last of a step.
-        return [*found, Evaluation(settings.eval_every, partial(validate, plan, self.corpus))]
+        return [*found, Evaluation(settings.eval_every, partial(validate, plan, self.own_corpus))]
 
     def next_steps(self, run: str) -> list[str]:
         return [f"evaluate: python -m scripts.base_eval --run {run}"]
@@ -116,9 +124,9 @@ def validate(plan: TrainPlan[TrainSettings], corpus: Corpus, model: GPT) -> dict
         sequence_len=plan.config.sequence_len,
         max_tokens=plan.settings.eval_tokens,
         packing=plan.settings.packing,
-        ranks=plan.ranks,
+        ranks=plan.machine.ranks,
     )
-    measured = measure_text(model, data, plan.own_tokenizer.token_bytes(), plan.ranks)
+    measured = measure_text(model, data, plan.own_tokenizer.token_bytes(), plan.machine.ranks)
     values = {"val_bpb": measured.total.value, "val_tokens": measured.total.tokens}
     error = measured.interval.error
     return values | ({"val_bpb_se": error} if math.isfinite(error) else {})
@@ -126,5 +134,5 @@ def validate(plan: TrainPlan[TrainSettings], corpus: Corpus, model: GPT) -> dict
 
 def sample(plan: TrainPlan, model: GPT) -> dict[str, list[str]]:
     """Let rank 0 continue a few prompts."""
-    drawn = draw_samples(model, plan.own_tokenizer) if plan.ranks.is_main else ()
+    drawn = draw_samples(model, plan.own_tokenizer) if plan.machine.ranks.is_main else ()
     return {"samples": [printable(f"> {one['prompt']}{one['text']}") for one in drawn]}

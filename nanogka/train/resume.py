@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 
 from nanogka.checkpoint import latest_valid, list_checkpoints, load_checkpoint, load_weights, step_of
 from nanogka.common.cli import flag_name
+from nanogka.common.errors import differences
 from nanogka.common.formatting import gigabytes
 from nanogka.model import GPT
 from nanogka.runs import METRICS, read_metrics
@@ -45,7 +46,7 @@ class LoopState:
 
 def find_start(plan: TrainPlan) -> tuple[Start, list[str]]:
     """The newest checkpoint that verifies, and lines about it for people. Rank 0 calls this, with the lock."""
-    found = check_folder(plan.folder, plan.settings, plan.config, plan.facts)
+    found = check_folder(plan.folder, plan.settings, plan.config, plan.about.facts)
     if not found:
         return Start(), []
     try:
@@ -60,7 +61,7 @@ def find_start(plan: TrainPlan) -> tuple[Start, list[str]]:
     # validation, which comes last: the run then resumes only to evaluate.
     step = step_of(path)
     lines = read_metrics(plan.folder / METRICS)
-    evaluated = any(line["kind"] == "eval" and line["step"] == step and plan.monitor in line for line in lines)
+    evaluated = any(line["kind"] == "eval" and line["step"] == step and plan.about.monitor in line for line in lines)
     finished = step == plan.num_iterations and evaluated
     return Start(path, finished), notes if finished else [*notes, f"resuming from {path.name}"]
 
@@ -74,13 +75,13 @@ def claim(plan: TrainPlan) -> Iterator[Start]:
     the ranks have different settings, or if they do not share the folder.
     """
     # Next to the folder, which is created after the first batch has been tried.
-    lock, ranks, parent = FileLock(plan.folder.with_name(f".{plan.folder.name}.lock")), plan.ranks, plan.folder.parent
+    lock, ranks = FileLock(plan.folder.with_name(f".{plan.folder.name}.lock")), plan.machine.ranks
     problem: Exception | None = None
     start, notes = Start(), []
     try:
         if ranks.is_main:
             try:
-                parent.mkdir(parents=True, exist_ok=True)
+                plan.folder.parent.mkdir(parents=True, exist_ok=True)
                 lock.acquire(timeout=0)
                 start, notes = find_start(plan)
                 notes += [] if start.finished else check_disk(plan)
@@ -107,14 +108,12 @@ def refuse_unlike_ranks(plan: TrainPlan, lock: Path) -> None:
     Otherwise the ranks would wait for each other in different collectives until these fail, after ten minutes.
     """
     mine = plan.settings.to_dict() | {f"model {key}": value for key, value in plan.config.to_dict().items()}
-    mine |= {name: plan.facts.get(name) for name in DATA_FINGERPRINTS}
-    gathered = plan.ranks.all_gather((mine, lock.exists()))
-    main = gathered[0][0]
+    mine |= {name: plan.about.facts.get(name) for name in DATA_FINGERPRINTS}
+    gathered = plan.machine.ranks.all_gather((mine, lock.exists()))
     unlike = [
-        f"{flag_name(name)} is {other.get(name)!r} on rank {rank}, {main[name]!r} on rank 0"
-        for rank, (other, _) in enumerate(gathered)
-        for name in main
-        if other.get(name) != main[name]
+        f"{flag_name(name)} is {other!r} on rank {rank}, {main!r} on rank 0"
+        for rank, (theirs, _) in enumerate(gathered)
+        for name, (main, other) in differences(gathered[0][0], theirs).items()
     ]
     if unlike:
         raise ValueError(f"ranks: got different settings, expected the same command on all: {'; '.join(unlike[:8])}")

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from nanogka.common.cli import flag
 from nanogka.common.distributed import Ranks
-from nanogka.common.formatting import shorten
+from nanogka.common.formatting import say, shorten
 from nanogka.data.conversation import TEXT, ChatFormat, Conversation
 from nanogka.data.loader import Batch
 from nanogka.evaluate.chat import ChatItem, ChatTask
@@ -34,9 +34,10 @@ from nanogka.generate.engine import Engine
 from nanogka.generate.settings import SamplingParams
 from nanogka.model import GPT
 from nanogka.runs import EXAMPLES, SavedRun
+from nanogka.tokenizer import Tokenizer
 from nanogka.train.base import BaseSettings, base_facts, examples_text, name_run
 from nanogka.train.budget import plan_budget
-from nanogka.train.plan import TrainPlan, make_plan
+from nanogka.train.plan import About, TrainPlan, make_plan
 from nanogka.train.run import Recipe
 from nanogka.train.trainer import Evaluation
 
@@ -71,6 +72,9 @@ class RLSettings(BaseSettings):
     eval_samples: int = flag(8, "replies to each of them", ge=1, affects="output")
 
 
+DRAWS = 1000  # in a row that may be longer than the context, before a task counts as one without usable questions
+
+
 @dataclass(frozen=True)
 class RewardTask:
     """Questions to learn from, drawn at random, and held-out questions."""
@@ -78,6 +82,27 @@ class RewardTask:
     name: str
     draw: Callable[[random.Random], ChatItem]
     held_out: ChatTask
+
+    def draw_fitting(self, rng: random.Random, fits: Callable[[ChatItem], bool]) -> ChatItem:
+        """Draw questions until one fits. Raises ValueError if none of many does."""
+        for _ in range(DRAWS):
+            if fits(item := self.draw(rng)):
+                return item
+        raise ValueError(f"tasks: got {self.name!r}, none of whose questions fits the model's context")
+
+    def fitting(self, fits: Callable[[ChatItem], bool]) -> "RewardTask":
+        """The task with only those held-out questions that fit. Raises ValueError if none of the questions does."""
+        self.draw_fitting(random.Random(0), fits)
+        items = [item for item in self.held_out.items if fits(item)]
+        if not items:
+            raise ValueError(f"tasks: got {self.name!r}, none of whose held-out questions fits the model's context")
+        return replace(self, held_out=replace(self.held_out, items=items))
+
+
+def question_fits(tokenizer: Tokenizer, context: int) -> Callable[[ChatItem], bool]:
+    """Return a function that says whether the prompt of a question leaves room for at least one token of a reply."""
+    template = ChatFormat(tokenizer)
+    return lambda item: len(template.render_prompt(Conversation.of(item.prompt))) < context
 
 
 @dataclass
@@ -181,13 +206,20 @@ class ReplyLoader(AbstractContextManager):
         self, tasks: Sequence[RewardTask], plan: TrainPlan[RLSettings], model: GPT, state: dict | None
     ) -> None:
         self.tasks, self.plan, self.engine = tasks, plan, Engine(model, plan.own_tokenizer)
+        self.fits = question_fits(plan.own_tokenizer, plan.config.sequence_len)
         self.step = state["step"] if state else 0
+        self.learned = self.step > 0  # earlier steps may have
         self.data_wait = 0.0
         self.progress: dict[str, float] = {}
         self._batches: list[Batch] = []
 
     def __exit__(self, *exception: object) -> None:
-        """Nothing to close."""
+        """Warn if no step had anything to learn from."""
+        if self.step and not self.learned and self.plan.machine.ranks.is_main:
+            say(
+                "WARNING: all replies to each question earned the same reward, so the model has learned nothing. "
+                "Choose other --tasks, raise --samples, or start from a model that answers some of the questions"
+            )
 
     def __next__(self) -> Batch:
         start = time.perf_counter()
@@ -202,11 +234,12 @@ class ReplyLoader(AbstractContextManager):
         return states[0]
 
     def _next_step(self) -> list[Batch]:
-        plan, settings, ranks, tasks = self.plan, self.plan.settings, self.plan.ranks, self.tasks
+        plan, settings, ranks, tasks = self.plan, self.plan.settings, self.plan.machine.ranks, self.tasks
         self.step += 1
         # All ranks draw the same questions, and each replies to its own share.
         rng = random.Random(f"{settings.seed} {self.step}")
-        drawn = [(tasks[i % len(tasks)].draw(rng), rng.getrandbits(59)) for i in range(settings.questions)]
+        turns = [tasks[i % len(tasks)] for i in range(settings.questions)]
+        drawn = [(task.draw_fitting(rng, self.fits), rng.getrandbits(59)) for task in turns]
         items, seeds = zip(*drawn[ranks.rank :: ranks.world_size])
         groups = write_replies(self.engine, items, settings.samples, settings, seeds)
 
@@ -216,7 +249,8 @@ class ReplyLoader(AbstractContextManager):
         # A reply without advantage adds nothing to the gradient, so it need not pass through the model again.
         passing = sum(len(one.prompt) + len(one.tokens) - 1 for one, value in zip(replies, advantage) if value != 0)
         counts = [sum(rewards), len(rewards), sum(sum(reply.learned) for reply in replies), passing]
-        reward, count, tokens, passing = ranks.sum([float(count) for count in counts], plan.device)
+        reward, count, tokens, passing = ranks.sum([float(count) for count in counts], plan.machine.device)
+        self.learned |= passing > 0
         # Gradients are averaged over ranks: with the mean number of tokens the update is that of all replies together.
         per_rank = tokens / ranks.world_size
         weighted = [(reply, value / per_rank) for reply, value in zip(replies, advantage)]
@@ -239,7 +273,7 @@ class ReplyLoader(AbstractContextManager):
 
 def measure_pass_at_k(plan: TrainPlan[RLSettings], tasks: Sequence[RewardTask]) -> Callable[[GPT], dict[str, float]]:
     """Return a function that measures pass@k on held-out questions, shared by the ranks, for powers of 2."""
-    ranks, settings = plan.ranks, plan.settings
+    ranks, settings = plan.machine.ranks, plan.settings
     ks = [2**i for i in range(settings.eval_samples.bit_length())]
 
     def evaluate(model: GPT) -> dict[str, float]:
@@ -250,7 +284,7 @@ def measure_pass_at_k(plan: TrainPlan[RLSettings], tasks: Sequence[RewardTask]) 
             groups = write_replies(engine, items, settings.eval_samples, settings, seeds) if items else []
             right = [sum(reply.reward > 0 for reply in group) for group in groups]
             sums = [float(sum(pass_at_k(settings.eval_samples, count, k) for count in right)) for k in ks]
-            *sums, total = ranks.sum([*sums, float(len(groups))], plan.device)
+            *sums, total = ranks.sum([*sums, float(len(groups))], plan.machine.device)
             values |= {f"pass@{k} {task.name}": value / total for k, value in zip(ks, sums)}
         firsts = [value for name, value in values.items() if name.startswith("pass@1 ")]
         return values | {"val_error": 1 - sum(firsts) / len(firsts)}
@@ -264,9 +298,19 @@ def measure_pass_at_k(plan: TrainPlan[RLSettings], tasks: Sequence[RewardTask]) 
 def plan_rl(
     settings: RLSettings, base: SavedRun, tasks: Sequence[RewardTask], ranks: Ranks
 ) -> tuple[TrainPlan, Recipe]:
-    """Check the settings against model, machine and folder, before anything is created."""
-    config = base.gpt_config
-    template = ChatFormat(base.tokenizer)
+    """Check the settings against model, machine and folder, before anything is created.
+
+    Questions that are longer than the context are left out, here and when questions are drawn.
+    """
+    config, template = base.gpt_config, ChatFormat(base.tokenizer)
+    fits, held_out = question_fits(base.tokenizer, config.sequence_len), [len(task.held_out.items) for task in tasks]
+    tasks = [task.fitting(fits) for task in tasks]
+    missing = [(task, count - len(task.held_out.items), count) for task, count in zip(tasks, held_out)]
+    notes = tuple(
+        f"left out   {left} of {count} held-out questions of {task.name}, longer than the context"
+        for task, left, count in missing
+        if left
+    )
     prompts = [template.render_prompt(Conversation.of(item.prompt)) for task in tasks for item in task.held_out.items]
     row_len = min(config.sequence_len, max(map(len, prompts)) + settings.max_tokens)
     if settings.questions % ranks.world_size:
@@ -275,27 +319,21 @@ def plan_rl(
     rows = settings.questions * settings.samples
     budget = plan_budget(config, num_iterations=settings.num_iterations, total_batch_size=rows * row_len)
     settings, name = name_run(settings, base, "rl")
-    # Replies of every length: the compiler would start over at each.
-    settings = replace(settings, compile="off")
     horizon = (
         f"{settings.num_iterations:,} steps × {settings.questions} questions × {settings.samples} replies, "
         f"at most {row_len} tokens each"
     )
-    plan = make_plan(
-        settings,
-        ranks,
-        name,
-        config,
-        base.tokenizer,
-        budget,
-        row_len,
+    about = About(
+        kind="chat",
+        monitor="val_error",
         facts={"base": base_facts(base)},
         data="questions of " + ", ".join(task.name for task in tasks),
         horizon=horizon,
+        notes=notes,
         fixed_tokens=False,
-        kind="chat",
-        monitor="val_error",
     )
+    # Replies have every length: the compiler would start over at each.
+    plan = make_plan(settings, config, base.tokenizer, budget, row_len, name, ranks, about, compile=None)
     return plan, Reinforcement(base, tasks)
 
 

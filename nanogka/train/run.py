@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 
 from nanogka import backends
-from nanogka.checkpoint import load_weights, read_weights
+from nanogka.checkpoint import check_finite, load_weights, read_weights
 from nanogka.common.formatting import as_started
 from nanogka.model import GPT
 from nanogka.train.autobatch import fit_batch, largest_batch
-from nanogka.train.costs import describe_plan, on_hardware
+from nanogka.train.costs import describe_plan
+from nanogka.train.optimizer import Schedule
 from nanogka.train.plan import TrainPlan
 from nanogka.train.resume import claim, restore
 from nanogka.train.run_log import open_run_log
@@ -54,13 +55,14 @@ def train_run(plan: TrainPlan, recipe: Recipe) -> int:
 
     The recipe's loader and evaluations are made when the size of the micro-batch is known.
     """
-    settings, device, ranks = plan.settings, plan.device, plan.ranks
+    settings, machine = plan.settings, plan.machine
+    device, ranks = machine.device, machine.ranks
     if settings.dry_run:
         if ranks.is_main:
-            print(describe_plan(on_hardware(plan) if settings.hardware else plan))
+            print(describe_plan(plan))
         return 0
     with (
-        ranks.process_group(device, settings.rank_timeout),
+        ranks.process_group(device),
         claim(plan) as start,
         reproducible_on_cpu(device),
     ):
@@ -72,24 +74,24 @@ def train_run(plan: TrainPlan, recipe: Recipe) -> int:
             print(describe_plan(plan), flush=True)
         choose_kernels(plan)
         # Every rank draws the same initial weights from the seed, so they need not be sent.
-        model = GPT(plan.config, seed=settings.seed, compute_dtype=plan.dtype).to(device)
+        model = GPT(plan.config, seed=settings.seed, compute_dtype=machine.dtype).to(device)
         model.activation_checkpointing = settings.activation_checkpointing
-        muon_dtype = torch.bfloat16 if plan.dtype == torch.bfloat16 else torch.float32
-        optimizer = ShardedOptimizer(model, settings.rates, plan.budget, muon_dtype, ranks)
+        muon_dtype = torch.bfloat16 if machine.dtype == torch.bfloat16 else torch.float32
+        optimizer = ShardedOptimizer(model, settings, plan.budget, muon_dtype, ranks)
         if recipe.base is not None and start.checkpoint is None:
-            load_weights(model, read_weights(recipe.base), "the model to start from")
+            load_start(model, recipe.base)
         state = restore(start, plan, model, optimizer)
         # All batches have one shape, so the compiler may assume it.
-        loss_fn = torch.compile(model, dynamic=False) if plan.compile else model
+        loss_fn = torch.compile(model, dynamic=False) if machine.compile else model
         if recipe.loss:
             loss_fn = partial(recipe.loss, model)
         else:
             fixed, batch = settings.device_batch_size is not None, plan.batch
-            if device.type == "cuda" and plan.compile and not fixed:
+            if device.type == "cuda" and machine.compile and not fixed:
                 batch = largest_batch(plan, torch.cuda.get_device_properties(device).total_memory)
-            batch = fit_batch(loss_fn, optimizer, batch, device, ranks, fixed=fixed, say_time=plan.compile)
+            batch = fit_batch(loss_fn, optimizer, batch, device, ranks, fixed=fixed, say_time=machine.compile)
             plan = replace(plan, batch=batch)
-        schedule = settings.schedule(plan.num_iterations, plan.config.network)
+        schedule = Schedule.of(settings, plan.num_iterations, plan.config.network)
         with (
             open_run_log(plan, state, resumes=start.checkpoint is not None, files=recipe.files()) as log,
             recipe.loader(plan, model, state.loader) as loader,
@@ -100,14 +102,21 @@ def train_run(plan: TrainPlan, recipe: Recipe) -> int:
     return code
 
 
+def load_start(model: GPT, checkpoint: Path) -> None:
+    """Load the weights to start from. Raises ValueError if they do not fit the model or are not finite."""
+    weights, source = read_weights(checkpoint), f"base: {checkpoint}"
+    check_finite(weights, source)
+    load_weights(model, weights, source)
+
+
 def choose_kernels(plan: TrainPlan) -> None:
     """Try the kernels of the device and print the choice, before torch.compile, which cannot try one while it traces.
 
     Raises ValueError if a kernel does not work on a GPU: training would take several times as long, and somebody may
     pay for the machine by the minute.
     """
-    kernels = backends.select_kernels(plan.device, plan.dtype)
-    if plan.ranks.is_main and kernels:
+    kernels = backends.select_kernels(plan.machine.device, plan.machine.dtype)
+    if plan.machine.ranks.is_main and kernels:
         print("kernels    " + ", ".join(f"{name}: {choice}" for name, choice in kernels.items()), flush=True)
     fallen_back = {name: choice for name, choice in kernels.items() if choice.startswith("torch (")}
     if fallen_back and not plan.settings.allow_torch:

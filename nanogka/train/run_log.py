@@ -83,10 +83,10 @@ def open_run_log(plan: TrainPlan, start: LoopState, *, resumes: bool, files: Map
 
     The run starts, or it `resumes` after the step of `start`. `files` are further files of a run that starts.
     """
-    if not plan.ranks.is_main:
+    if not plan.machine.ranks.is_main:
         yield RunLog()
         return
-    folder, settings, monitor = plan.folder, plan.settings, plan.monitor
+    folder, settings, monitor = plan.folder, plan.settings, plan.about.monitor
     checkpoints, config = folder / "checkpoints", build_config_file(plan)
     prepare_folder(folder, start.step, empty=not resumes and settings.overwrite)
     if not resumes:
@@ -98,7 +98,7 @@ def open_run_log(plan: TrainPlan, start: LoopState, *, resumes: bool, files: Map
     validations: dict[int, Mapping[str, Any]] = {
         line["step"]: line for line in lines if line["kind"] == "eval" and monitor in line
     }
-    peak_flops = plan.peak_flops if plan.fixed_tokens else 0
+    peak_flops = plan.machine.peak_flops if plan.about.fixed_tokens else 0
     progress = Progress(plan.num_iterations, start.step, plan.amounts(start.tokens), peak_flops)
     options = {"keep": settings.keep, "keep_best": settings.keep_best, "say": progress.say}
     scores, resumed_from = {step: line[monitor] for step, line in validations.items()}, start.step if resumes else None
@@ -155,7 +155,7 @@ def build_config_file(plan: TrainPlan) -> dict:
     """The content of config.yaml: the model, all settings, and facts about the run and its machine."""
     facts = {
         "tag": plan.folder.name,
-        "kind": plan.kind,
+        "kind": plan.about.kind,
         "attention": attention_name(plan.config.mixer_pattern),
         "depth": plan.config.n_layer,
         "parameters": plan.costs.total_parameters,
@@ -163,17 +163,16 @@ def build_config_file(plan: TrainPlan) -> dict:
         "total_batch_size": plan.budget.total_batch_size,
         "num_iterations": plan.num_iterations,
         "activation_checkpointing": plan.settings.activation_checkpointing,
-        **plan.facts,
-        "compiled": plan.compile,
-        "hardware": plan.hardware.name,
-        "peak_flops": plan.hardware.peak_flops,
-        "world_size": plan.ranks.world_size,
-        "device": plan.device.type,
-        "dtype": str(plan.dtype).removeprefix("torch."),
-        "kernels": backends.select_kernels(plan.device, plan.dtype),
+        **plan.about.facts,
+        "compiled": plan.machine.compile,
+        "hardware": plan.machine.hardware.name,
+        "peak_flops": plan.machine.hardware.peak_flops,
+        "world_size": plan.machine.ranks.world_size,
+        "device": plan.machine.device.type,
+        "dtype": str(plan.machine.dtype).removeprefix("torch."),
+        "kernels": backends.select_kernels(plan.machine.device, plan.machine.dtype),
         "torch": str(torch.__version__),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-    found = {"device_batch_size": plan.batch.rows, "compile": "on" if plan.compile else "off"}
-    settings = replace(plan.settings, run=plan.folder.name, **found)
+    settings = replace(plan.settings, run=plan.folder.name, device_batch_size=plan.batch.rows)
     return {"model": plan.config.to_dict(), "settings": settings.to_dict(), "run": facts}

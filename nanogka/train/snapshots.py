@@ -8,12 +8,21 @@ The rates were found at a batch of 2^19 tokens, those of tables and head also at
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from nanogka.common.cli import flag
+from nanogka.common.validate import MAX_INTEGER
+
+Rates = TypeVar("Rates", bound="LearningRates")
 
 # Where the constants come from: nanochat tuned its rates at depth 12, whose width is 768, with a batch of 2^19 tokens,
 # and uses them at all depths. The rates of `vector` and `bandwidth` are ours, from docs/research/log.md.
 REFERENCE_WIDTH = 768
-# Settings that depend on the snapshot where no flag says otherwise; FEBRUARY's are also the defaults of the API.
+SMEAR_LR = 0.2  # of a gated smear and the backout, whatever the batch
+# Beyond these bounds the products of rates and factors, which the updates use as float32, could overflow.
+MAX_RATE, MAX_FACTOR = 1e24, 1e6
+# Settings that depend on the snapshot where no flag says otherwise.
 FEBRUARY_DEFAULTS = {
     "unembedding_lr": 0.004,
     "weight_decay": 0.2,  # of the matrices, at depth 12
@@ -30,19 +39,52 @@ JULY_DEFAULTS = {
 }
 
 
+def network_flag(name: str, help: str, le: float) -> Any:
+    """A flag whose default is the network's: None until `LearningRates.for_network`."""
+    defaults = f"february {FEBRUARY_DEFAULTS[name]:g}, july {JULY_DEFAULTS[name]:g}"
+    return flag(None, f"{help} (default: {defaults})", ge=0, le=le, affects="losses")
+
+
+def rate_flag(default: float, help: str) -> Any:
+    """A flag of a learning rate."""
+    return flag(default, f"learning rate of {help}", ge=0, le=MAX_RATE, affects="losses")
+
+
 @dataclass(frozen=True)
 class LearningRates:
-    """The rates that flags set; the tables below multiply them. The defaults are February's."""
+    """Learning rates. The tables below multiply them. A setting of the network is None until `for_network`."""
 
-    matrix: float = 0.02
-    embedding: float = 0.3
-    unembedding: float = FEBRUARY_DEFAULTS["unembedding_lr"]
-    scalar: float = 0.5
-    vector: float = 0.03
-    bandwidth: float = 0.02
-    smear: float = 0.2  # of a gated smear and the backout, whatever the batch
-    weight_decay: float = FEBRUARY_DEFAULTS["weight_decay"]
-    scale: float | None = None  # `batch` in the tables; None for √(tokens per step / 2^19)
+    # Muon moves every singular direction of a matrix by its rate, whatever the gradient's size, so one rate fits all
+    # matrices. AdamW moves every number by its rate: a table's row, which few tokens touch, may move far at each.
+    matrix_lr: float = rate_flag(0.02, "matrices (Muon)")
+    embedding_lr: float = rate_flag(0.3, "embeddings (AdamW), at width 768")
+    unembedding_lr: float = network_flag("unembedding_lr", "learning rate of lm_head (AdamW), at width 768", MAX_RATE)
+    scalar_lr: float = rate_flag(0.5, "x0_lambdas (μ); a hundredth for resid_lambdas (λ) (AdamW)")
+    vector_lr: float = rate_flag(0.03, "the smear, convolutions and other vectors (AdamW)")
+    bandwidth_lr: float = rate_flag(0.02, "log σ (AdamW)")
+    weight_decay: float = network_flag(
+        "weight_decay", "weight decay of the matrices at depth 12, less if deeper; falls to 0 over the run", MAX_FACTOR
+    )
+    lr_scale: float | None = flag(
+        None,
+        "factor of all learning rates (default: √(tokens per step / 2^19))",
+        ge=0,
+        le=MAX_FACTOR,
+        affects="losses",
+    )
+    warmup_steps: int = network_flag("warmup_steps", "steps in which the learning rates rise", MAX_INTEGER)
+    warmdown_ratio: float = network_flag("warmdown_ratio", "fraction of the steps in which the learning rates fall", 1)
+    final_lr_frac: float = network_flag("final_lr_frac", "factor to which the learning rates fall", 1)
+
+    def for_network(self: Rates, network: str) -> Rates:
+        """The settings with the network's defaults where they are None."""
+        return replace(self, **missing_defaults(vars(self), network))
+
+
+def missing_defaults(settings: Mapping[str, object], network: str) -> dict[str, float]:
+    """The network's defaults of those settings that are None or absent; none for an unknown network."""
+    defaults = OPTIMIZER_SNAPSHOTS[network].defaults if network in OPTIMIZER_SNAPSHOTS else {}
+    return {name: value for name, value in defaults.items() if settings.get(name) is None}
 
 
 # Why Muon for the matrices and AdamW elsewhere: the gradient of a layer's matrix has a few large singular values, whose
@@ -63,35 +105,35 @@ def muon(lr: float, weight_decay: float) -> dict:
 def february_groups(lr: LearningRates, width: float, batch: float, decay: float) -> dict[str, dict]:
     """Parameter groups of nanochat in February 2026, by name. `decay` is that of the matrices."""
     return {
-        "matrix": muon(lr.matrix * batch, weight_decay=decay),
-        "embedding": adamw(lr.embedding * width * batch),
-        "value_embedding": adamw(lr.embedding * width * batch),
-        "lm_head": adamw(lr.unembedding * width * batch),
+        "matrix": muon(lr.matrix_lr * batch, weight_decay=decay),
+        "embedding": adamw(lr.embedding_lr * width * batch),
+        "value_embedding": adamw(lr.embedding_lr * width * batch),
+        "lm_head": adamw(lr.unembedding_lr * width * batch),
         # λ multiplies the residual stream in every layer, so its changes compound: a hundredth of the rate.
-        "resid_lambdas": adamw(0.01 * lr.scalar * batch),
+        "resid_lambdas": adamw(0.01 * lr.scalar_lr * batch),
         # One number whose gradient is a noisy sum over all tokens, at the largest rate of all: average 25 steps.
-        "x0_lambdas": adamw(lr.scalar * batch, betas=(0.96, 0.95)),
-        "vector": adamw(lr.vector * batch),
-        "bandwidth": adamw(lr.bandwidth * batch),
+        "x0_lambdas": adamw(lr.scalar_lr * batch, betas=(0.96, 0.95)),
+        "vector": adamw(lr.vector_lr * batch),
+        "bandwidth": adamw(lr.bandwidth_lr * batch),
         # What February lacks, where an option adds it.
-        "smear_gate": adamw(lr.smear),
-        "smear_backout": adamw(lr.smear),
+        "smear_gate": adamw(SMEAR_LR),
+        "smear_backout": adamw(SMEAR_LR),
     }
 
 
 def july_groups(lr: LearningRates, width: float, batch: float, decay: float) -> dict[str, dict]:
     """Parameter groups of nanochat in July 2026, by name. Tables average squares longer: most rows are rarely seen."""
     return {
-        "matrix": muon(lr.matrix * batch, weight_decay=decay),
-        "embedding": adamw(lr.embedding * width * batch, betas=(0.8, 0.995), weight_decay=0.001),
-        "value_embedding": adamw(0.5 * lr.embedding * width * batch, betas=(0.8, 0.995), weight_decay=0.01),
-        "lm_head": adamw(lr.unembedding * width * batch, betas=(0.8, 0.96), weight_decay=0.01),
-        "resid_lambdas": adamw(0.01 * lr.scalar * batch, weight_decay=0.05),
-        "x0_lambdas": adamw(lr.scalar * batch, betas=(0.96, 0.95)),
-        "vector": adamw(lr.vector * batch),
-        "bandwidth": adamw(lr.bandwidth * batch),
-        "smear_gate": adamw(lr.smear),
-        "smear_backout": adamw(lr.smear),
+        "matrix": muon(lr.matrix_lr * batch, weight_decay=decay),
+        "embedding": adamw(lr.embedding_lr * width * batch, betas=(0.8, 0.995), weight_decay=0.001),
+        "value_embedding": adamw(0.5 * lr.embedding_lr * width * batch, betas=(0.8, 0.995), weight_decay=0.01),
+        "lm_head": adamw(lr.unembedding_lr * width * batch, betas=(0.8, 0.96), weight_decay=0.01),
+        "resid_lambdas": adamw(0.01 * lr.scalar_lr * batch, weight_decay=0.05),
+        "x0_lambdas": adamw(lr.scalar_lr * batch, betas=(0.96, 0.95)),
+        "vector": adamw(lr.vector_lr * batch),
+        "bandwidth": adamw(lr.bandwidth_lr * batch),
+        "smear_gate": adamw(SMEAR_LR),
+        "smear_backout": adamw(SMEAR_LR),
     }
 
 

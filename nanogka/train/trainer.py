@@ -80,8 +80,8 @@ def train(
     A step is as many batches of the loader on each rank as the run has micro-batches per step. Raises CheckpointError
     at the step after a checkpoint could not be written.
     """
-    ranks, device, settings = plan.ranks, plan.device, plan.settings
-    first = state.step
+    ranks, device, settings = plan.machine.ranks, plan.machine.device, plan.settings
+    first = saved = state.step
     trace = plan.folder / "profile" / f"rank{ranks.rank}.json.gz"
     with (
         profiled(settings.profile, trace, device.type == "cuda", log.say) as step_done,
@@ -100,30 +100,30 @@ def train(
             loss_value = sum(rank_losses) / ranks.world_size
 
             # Skip the update if loss or gradient is nan or inf: one such number would spread to every weight.
-            if not (math.isfinite(loss_value) and math.isfinite(grad_norm)):
+            finite = math.isfinite(loss_value) and math.isfinite(grad_norm)
+            if finite:
+                # The update, at the learning rates of this step: large steps first, smaller ones at the end, when the
+                # noise of single batches would keep the weights from settling.
+                learning_rates = schedule.apply(optimizer.optimizers, state.step)
+                optimizer.step()
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)  # the update is only queued so far, and its time counts
+                seconds, data_wait = time.perf_counter() - began, loader.data_wait - waited
+                state.step, state.tokens = state.step + 1, state.tokens + tokens
+                timing = {"seconds": seconds, "data_wait": data_wait, "peak_memory": peak_memory(device)}
+                values = {"grad_norm": grad_norm, **learning_rates, **timing, **loader.progress, **observations(model)}
+                log_step(plan, log, state, tokens, loss_value, values)
+                if step_done is not None:
+                    step_done()
+            else:
                 optimizer.zero_grad()
                 state.skipped += 1
                 report_non_finite(plan, log, state, loss_value, grad_norm)
                 if state.skipped > settings.skip_bad_batches:
                     return EXIT_NON_FINITE
-                continue
-
-            # The update, at the learning rates of this step: large steps first, smaller ones at the end, when the noise
-            # of single batches would keep the weights from settling.
-            learning_rates = schedule.apply(optimizer.optimizers, state.step)
-            optimizer.step()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)  # the update is only queued so far, and its time counts
-            seconds = time.perf_counter() - began
-
             # The loader's state counts only now: had this step failed, a resumed run would read its batch again.
-            state.step, state.tokens, state.loader = state.step + 1, state.tokens + tokens, batch.state
-            timing = {"seconds": seconds, "data_wait": loader.data_wait - waited, "peak_memory": peak_memory(device)}
-            values = {"grad_norm": grad_norm, **learning_rates, **timing, **loader.progress, **observations(model)}
-            log_step(plan, log, state, tokens, loss_value, values)
-            if step_done is not None:
-                step_done()
-            if state.step == first + 1:
+            state.loader = batch.state
+            if finite and state.step == first + 1:
                 # From now on the garbage collector skips what exists, mainly objects of torch and its compiler.
                 # A full collection would visit all of them for 0.3 s, while the other ranks wait.
                 gc.collect()
@@ -136,11 +136,13 @@ def train(
             if failed:
                 log.raise_failure()
             due = settings.save_every and state.step % settings.save_every == 0
-            if due or stopped or state.step == plan.num_iterations:
+            if state.step > saved and (due or stopped or state.step == plan.num_iterations):
                 save(plan, model, optimizer, loader, log, state)
+                saved = state.step
             if stopped:
                 return report_stop(ranks, log, stop, state)
-            evaluate(plan, evaluations, model, log, state)
+            if finite:
+                evaluate(plan, evaluations, model, log, state)
     return 0
 
 
@@ -199,7 +201,7 @@ def save(
     plan: TrainPlan, model: GPT, optimizer: ShardedOptimizer, loader: Loader, log: RunLog, state: LoopState
 ) -> None:
     """Start to write a checkpoint; all ranks call it."""
-    loop = vars(state) | {"loader": loader.merge(plan.ranks.all_gather(state.loader))}
+    loop = vars(state) | {"loader": loader.merge(plan.machine.ranks.all_gather(state.loader))}
     log.save(lambda: Checkpoint(state.step, model.state_dict(), optimizer.state_dict() or {}, loop))
 
 
@@ -234,7 +236,7 @@ def report_non_finite(plan: TrainPlan, log: RunLog, state: LoopState, loss: floa
     if state.skipped <= allowed:
         log.say(f"step {state.step + 1}: {cause}; batch skipped ({state.skipped} of {allowed})")
         log.log("skip", state.step, cause=cause, skipped=state.skipped)
-    elif plan.ranks.is_main:
+    elif plan.machine.ranks.is_main:
         had = f" ({allowed} such batches were skipped before it)" if allowed else ""
         print(
             f"stopped at step {state.step + 1} before its update: {cause}{had}. The weights are those of the last "

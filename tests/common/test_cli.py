@@ -115,10 +115,6 @@ def test_errors_in_a_file_name_it(text, name, tmp_path):
     assert str(file) in line
 
 
-def test_a_script_whose_flags_do_not_say_what_they_change_explains_none():
-    assert named(parsed("--explain", "depth")[1]) == ["--explain"]
-
-
 def test_names_of_nanochat():
     settings, lines = parsed("--max-seq-len", "64", "--model-tag", "mine", settings=TrainSettings)
     assert (settings.sequence_len, settings.run, lines) == (64, "mine", [])

@@ -59,3 +59,17 @@ def test_ranks_that_do_not_come_are_named(monkeypatch, capsys):
     monkeypatch.setenv("MASTER_PORT", str(int(os.environ["MASTER_PORT"]) + 1))
     with pytest.raises(TimeoutError, match="ranks: 1, 2 did not start within 1 s"):
         join(0, 0.6)
+
+
+def test_one_rank_of_a_node_fetches_and_the_others_fetch_nothing_if_it_fails(monkeypatch):
+    calls, first, second = [], Ranks(0, 0, 2), Ranks(1, 1, 2)
+    monkeypatch.setattr(Ranks, "all_gather", lambda self, value: [value, None])
+    assert first.first_on_each_node(lambda: calls.append(1) or "text") == "text"
+    assert second.first_on_each_node(lambda: calls.append(2) or "text") == "text"
+    failure = OSError("no network")
+    with pytest.raises(OSError, match="no network"):
+        first.first_on_each_node(lambda: (_ for _ in ()).throw(failure))
+    monkeypatch.setattr(Ranks, "all_gather", lambda self, value: [failure, None])
+    with pytest.raises(OSError, match="no network"):
+        second.first_on_each_node(lambda: calls.append(3))
+    assert calls == [1, 2]

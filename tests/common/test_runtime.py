@@ -12,6 +12,7 @@ def test_device_is_chosen_or_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert pick_device() == pick_device("cpu") == torch.device("cpu")
+    assert pick_device("cpu:0") == torch.device("cpu:0")
     with pytest.raises(ValueError, match="device: got 'cuda'"):
         pick_device("cuda")
     with pytest.raises(ValueError, match="device: got 'tpu'"):
@@ -21,6 +22,16 @@ def test_device_is_chosen_or_refused_with_the_reason(monkeypatch):
     assert pick_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(ValueError, match="device: got 'cuda:2'"):
         pick_device("cuda:2")
+
+
+@pytest.mark.parametrize(
+    "name", "cpu: cuda: mps: cpu:² cpu:1 cpu:-1 cuda:x cpu:1e99 cpu::0 CPU : cpu,cuda".split() + ["", " cpu"]
+)
+def test_no_text_is_a_device_that_torch_does_not_know(name, monkeypatch):
+    for backend in (torch.cuda, torch.backends.mps):
+        monkeypatch.setattr(backend, "is_available", lambda: True)
+    with pytest.raises(ValueError, match=f"^device: got {name!r}, expected"):
+        pick_device(name)
 
 
 @pytest.mark.parametrize("fast,expected", [(True, torch.bfloat16), (False, torch.float32)])
@@ -42,6 +53,12 @@ def test_a_compiler_that_fails_is_reported_not_raised(monkeypatch):
     assert not able
     assert "no C++ compiler found" in reason
     assert "more" not in reason
+
+    def silent(function):
+        raise AssertionError
+
+    monkeypatch.setattr(torch, "compile", silent)
+    assert can_compile(torch.device("cpu")) == (False, "torch.compile does not work here: AssertionError")
 
 
 def test_nothing_is_compiled_from_a_folder_that_somebody_else_can_fill(monkeypatch, tmp_path):

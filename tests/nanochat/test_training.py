@@ -9,7 +9,7 @@ import torch
 
 from nanogka.model import GPTConfig, model_costs
 from nanogka.train.budget import plan_budget
-from nanogka.train.optimizer import build_optimizers
+from nanogka.train.optimizer import Schedule, build_optimizers
 from nanogka.train.rl import Reply, advantages, make_batch, policy_loss
 from nanogka.train.settings import TrainSettings
 
@@ -55,7 +55,7 @@ def test_costs(networks):
 @pytest.mark.parametrize("N", [60, 1000])
 def test_schedules(nanochat, N):
     settings = TrainSettings(network="july")
-    schedule = settings.schedule(N, "july")
+    schedule = Schedule.of(settings, N, "july")
     args = SimpleNamespace(warmup_steps=40, warmdown_ratio=0.65, final_lr_frac=0.05)
     wanted = defines("get_lr_multiplier", "get_muon_momentum", "get_weight_decay")
     theirs = nanochat.run("base_train.py", wanted, args=args, num_iterations=N, weight_decay_scaled=1.0, math=math)
@@ -70,8 +70,8 @@ def test_twenty_steps_of_the_optimizer(nanochat, networks):
     steps, batch = 20, 2**14
     settings = TrainSettings(network="july")
     budget = plan_budget(ours.config, total_batch_size=batch)
-    schedule = settings.schedule(steps, "july")
-    optimizers = build_optimizers(ours, settings.rates, budget, torch.float32)
+    schedule = Schedule.of(settings, steps, "july")
+    optimizers = build_optimizers(ours, settings, budget, torch.float32)
     # nanochat scales its rates by √(batch / 2^19), and the decay by this and the tokens of depth 12 over the run's.
     scale = math.sqrt(batch / 2**19)
     with torch.device("meta"):

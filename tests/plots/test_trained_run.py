@@ -31,7 +31,7 @@ def test_a_missing_or_damaged_file_is_named(tmp_path, name, text, says):
     [
         ({}, None),
         ({"settings": {"data": "moved"}}, None),  # the corpus has the same fingerprint
-        ({"settings": {"sample_every": 3, "rank_timeout": 700.0, "profile": 2, "shards": 4}}, None),  # not the losses
+        ({"settings": {"sample_every": 3, "profile": 2, "shards": 4}}, None),  # not the losses
         ({"settings": {"seed": 2}}, "seed"),
         ({"settings": {"lr_scale": 0.7}}, "lr_scale"),
         ({"settings": {"network": "february", "warmup_steps": 0}}, None),  # the other run is older than these flags

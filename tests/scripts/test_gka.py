@@ -38,7 +38,7 @@ def small_steps(monkeypatch):
 def train_package(model, text):
     """Losses of the package's model, optimizer and schedule on the batches of `gka.train`."""
     budget = plan_budget(model.config, num_iterations=STEPS, total_batch_size=gka.ROWS * gka.CONTEXT)
-    rates = LearningRates(scale=gka.LR_SCALE)
+    rates = LearningRates(lr_scale=gka.LR_SCALE)
     optimizers = build_optimizers(model, rates, budget, muon_dtype=torch.float32)
     generator, losses = torch.Generator().manual_seed(1), []
     for step in range(STEPS):

@@ -11,7 +11,7 @@ from nanogka.common.distributed import Ranks
 from nanogka.data.loader import Batch
 from nanogka.model import GPT, GPTConfig
 from nanogka.train.budget import plan_budget
-from nanogka.train.optimizer import POLAR_EXPRESS, Muon
+from nanogka.train.optimizer import POLAR_EXPRESS, Muon, Schedule
 from nanogka.train.resume import LoopState
 from nanogka.train.settings import TrainSettings
 from nanogka.train.sharded_optimizer import ShardedOptimizer
@@ -88,7 +88,7 @@ def expected(name, weight, network, scale):
     factor = batch if scale is None else scale  # --lr-scale replaces the batch's factor, it does not multiply it
     wide = width * factor
     february = {"embedding.weight": (0.3 * wide, 0.8), "table.weight": (0.3 * wide, 0.8)}
-    february |= {"lm_head.weight": (0.004 * wide, 0.8), "log_bandwidth": (LearningRates.bandwidth * factor, 0.8)}
+    february |= {"lm_head.weight": (0.004 * wide, 0.8), "log_bandwidth": (LearningRates.bandwidth_lr * factor, 0.8)}
     february |= {"resid_lambdas": (0.005 * factor, 0.8), "x0_lambdas": (0.5 * factor, 0.96)}
     july = february | {
         "table.weight": (0.15 * wide, 0.8, 0.995, 0.01),
@@ -113,8 +113,8 @@ def ours(ranks, network, scale):
     """The weights after the loop's steps, with gradients that the loss imposes on the model."""
     model, settings = GPT(config(network), seed=2), TrainSettings(network=network, lr_scale=scale)
     budget = plan_budget(config(network), num_iterations=LENGTH, total_batch_size=BATCH)
-    optimizer = ShardedOptimizer(model, settings.rates, budget, torch.float32, ranks)
-    schedule, log = settings.schedule(LENGTH, network), Recorder()
+    optimizer = ShardedOptimizer(model, settings, budget, torch.float32, ranks)
+    schedule, log = Schedule.of(settings, LENGTH, network), Recorder()
     plan = toy_plan(config(network), settings, STEPS, 2, ranks)
     share = 2 * (1 + ranks.rank) / (1 + ranks.world_size)  # of the gradient: the mean over ranks is 1
 

@@ -16,6 +16,7 @@ from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.runs import load_run
 from nanogka.train import trainer
 from nanogka.train.budget import plan_budget
+from nanogka.train.optimizer import Schedule
 from nanogka.train.pretraining import plan_pretraining
 from nanogka.train.resume import LoopState
 from nanogka.train.run_log import describe_best
@@ -32,7 +33,7 @@ def test_smoothed_loss_and_times_of_each_step_and_of_all(monkeypatch):
     config = GPTConfig.from_depth(1, vocab_size=50, sequence_len=8)
     model, settings = GPT(config), TrainSettings()
     optimizer = ShardedOptimizer(
-        model, settings.rates, plan_budget(config, num_iterations=3, total_batch_size=64), torch.float32
+        model, settings, plan_budget(config, num_iterations=3, total_batch_size=64), torch.float32
     )
 
     class Loader:
@@ -47,7 +48,7 @@ def test_smoothed_loss_and_times_of_each_step_and_of_all(monkeypatch):
         now[0] += inputs.item()
         return LOSSES[inputs.item() - 1] + 0 * sum(p.sum() for p in model.parameters())
 
-    plan, log, schedule = toy_plan(config, settings, 3, 1), Recorder(), settings.schedule(3, "february")
+    plan, log, schedule = toy_plan(config, settings, 3, 1), Recorder(), Schedule.of(settings, 3, "february")
     assert trainer.train(plan, model, optimizer, schedule, Loader(), loss, log, [], LoopState()) == 0
     logged = {name: [line[name] for line in log.lines] for name in log.lines[0]}
     assert logged["loss"] == pytest.approx(LOSSES)

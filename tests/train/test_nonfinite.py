@@ -1,7 +1,9 @@
 """A loss or gradient that is not finite stops the run before the update, or its batch is skipped."""
 
+import os
 import re
 import shutil
+import signal
 
 import pytest
 import torch
@@ -68,6 +70,27 @@ def test_skips_are_counted_across_a_resume(base, poisoned, interrupted, monkeypa
     monkeypatch.setattr(ShardedOptimizer, "reduce_gradients", lambda self, loss: (float("inf"), norm(self, loss)[1]))
     assert train(*words) == 3
     assert "the gradient norm is inf (1 such batches were skipped before it)" in capsys.readouterr().err
+
+
+def test_a_signal_ends_a_run_that_skips_batches_and_its_last_step_is_saved(base, flags, monkeypatch, capsys):
+    words = [*flags, "--run", "skips", "--skip-bad-batches", 9, "--resume", "auto", "--save-every", 0]
+    norm, calls = ShardedOptimizer.reduce_gradients, []
+
+    def broken_after_two(self, loss):
+        calls.append(loss)
+        if len(calls) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return (norm(self, loss)[0] if len(calls) <= 2 else float("inf")), [loss.item()]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardedOptimizer, "reduce_gradients", broken_after_two)
+        assert train(*words) == 130
+    assert len(calls) == 4
+    assert "stopped by SIGINT after step 2" in capsys.readouterr().err
+    saved = newest(base / "runs" / "skips")
+    assert (saved.step, saved.state["skipped"]) == (2, 2)
+    assert train(*words) == 0  # the skipped batches do not come again
+    assert newest(base / "runs" / "skips").state["skipped"] == 2
 
 
 def test_two_ranks_stop_before_the_update(base, poisoned):

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
+from nanogka.common.cli import flags_of
 from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.train.budget import plan_budget
-from nanogka.train.optimizer import build_optimizers, optimizer_state_bytes, orthogonalize
+from nanogka.train.optimizer import Schedule, build_optimizers, optimizer_state_bytes, orthogonalize
 from nanogka.train.settings import TrainSettings
 from nanogka.train.snapshots import LearningRates
 
@@ -23,7 +24,7 @@ def test_orthogonalized_updates_have_singular_values_near_one(shape):
 @pytest.mark.parametrize("N", [30, 100, 520, 2000])
 def test_julys_schedules_are_nanochats(N):
     settings = TrainSettings(network="july")
-    schedule, warmdown = settings.schedule(N, "july"), round(0.65 * N)
+    schedule, warmdown = Schedule.of(settings, N, "july"), round(0.65 * N)
     for step in range(0, N + 1, 10):
         part = (step - (N - warmdown)) / warmdown
         rate = (step + 1) / 40 if step < 40 else 1 if part <= 0 else 1 - part + part * 0.05
@@ -35,13 +36,14 @@ def test_julys_schedules_are_nanochats(N):
 
 def test_a_networks_settings_hold_where_no_flag_says_otherwise():
     names = ("unembedding_lr", "weight_decay", "warmup_steps", "warmdown_ratio", "final_lr_frac")
-    given = {"network": "july", "weight_decay": 0.0, "warmup_ratio": 0.1, "final_lr_frac": 0.0}
+    given = {"network": "july", "weight_decay": 0.0, "warmup_steps": 3, "final_lr_frac": 0.0}
     for words, expected in (
-        ({}, [0.004, 0.2, 0, 0.5, 0.0]),
+        ({"network": "february"}, [0.004, 0.2, 0, 0.5, 0.0]),
         ({"network": "july"}, [0.008, 0.28, 40, 0.65, 0.05]),
-        (given, [0.008, 0.0, 0, 0.65, 0.0]),
+        (given, [0.008, 0.0, 3, 0.65, 0.0]),
     ):
-        assert [getattr(TrainSettings(**words), name) for name in names] == expected
+        settings = TrainSettings(**words).for_network(words["network"])
+        assert [getattr(settings, name) for name in names] == expected
     assert plan_budget(TrainSettings(network="july").config(50)).ratio == pytest.approx(12, abs=0.1)
 
 
@@ -66,6 +68,8 @@ def test_a_budget_of_flops_is_the_nearest_number_of_steps():
     step = model_costs(config).flops_per_token * 2**10
     for steps, expected in ((2.6, 3), (3.4, 3)):
         assert plan_budget(config, target_flops=steps * step, total_batch_size=2**10).num_iterations == expected
+    with pytest.raises(ValueError, match=r"^target_flops: got .*, one step of 1,024 tokens$"):
+        plan_budget(config, target_flops=0.4 * step, total_batch_size=2**10)
 
 
 def test_adamw_moves_a_weight_of_tiny_gradient_at_the_full_rate():
@@ -89,3 +93,17 @@ def test_the_expected_optimizer_state_is_what_a_step_makes():
         optimizer.step()
     held = [v for o in optimizers for state in o.state.values() for name, v in state.items() if name != "step"]
     assert optimizer_state_bytes(model) == sum(v.numel() * v.element_size() for v in held)
+
+
+def test_the_largest_settings_do_not_overflow():
+    """Learning rates beyond all reason diverge, which the loop reports: they do not end in an error of torch."""
+    config = GPTConfig.from_depth(1, "dot_product", vocab_size=50, sequence_len=16, network="july")
+    limits = {name: one.limits["le"] for name, one in flags_of(LearningRates).items() if one.kind is float}
+    rates = LearningRates(**limits | {"warmup_steps": 0})
+    model, budget = GPT(config), plan_budget(config, num_iterations=9, total_batch_size=64)
+    optimizers = build_optimizers(model, rates, budget, torch.float32)
+    for step in range(2):
+        Schedule.of(rates, 9, "july").apply(optimizers, step)
+        model(torch.zeros(1, 16, dtype=torch.int64), torch.zeros(1, 16, dtype=torch.int64)).backward()
+        for optimizer in optimizers:
+            optimizer.step()

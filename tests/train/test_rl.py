@@ -213,3 +213,33 @@ def test_two_ranks_share_the_questions_and_learn_the_same(chat_base):
     assert [line["reward"] for line in trace(two, "train")] == pytest.approx(
         [line["reward"] for line in trace(one, "train")]
     )
+
+
+LONG = ChatItem("the cat " * 100, "", share_of_letters)
+
+
+def long_or_short(name, items, long=0.5):
+    """Questions of which this share does not fit the context."""
+    short = letters_task(name, items)
+    draw = lambda rng: LONG if rng.random() < long else short.draw(rng)  # noqa: E731
+    held_out = [LONG if i < long * items else item for i, item in enumerate(short.held_out.items)]
+    return RewardTask(name, draw, ChatTask(name, held_out, 0.0))
+
+
+def test_questions_that_are_too_long_are_left_out(chat_base, monkeypatch, capsys):
+    monkeypatch.setattr(chat_rl, "open_task", long_or_short)
+    assert learn("--num-iterations", 3, "--run", "some") == 0
+    assert "left out   1 of 2 held-out questions of addition, longer than the context" in capsys.readouterr().out
+    monkeypatch.setattr(chat_rl, "open_task", lambda name, items: long_or_short(name, items, long=1.0))
+    assert learn("--num-iterations", 3, "--run", "none") == 2
+    assert "chat_rl: --tasks: got 'addition', none of whose questions fits" in capsys.readouterr().err
+    assert not (chat_base / "runs" / "none").exists()
+
+
+def test_a_run_says_that_no_reply_was_better_than_another(chat_base, monkeypatch, capsys):
+    never = ChatItem("a dog", "", lambda text, answer: 0.0)
+    task = RewardTask("addition", lambda rng: never, ChatTask("addition", [never], 0.0))
+    for given, nothing in ((task, True), (letters_task("addition", 1), False)):
+        monkeypatch.setattr(chat_rl, "open_task", lambda name, items, given=given: given)
+        assert learn("--num-iterations", 1, "--overwrite") == 0
+        assert ("the model has learned nothing" in capsys.readouterr().err) == nothing

@@ -40,9 +40,7 @@ def test_a_run_leaves_configuration_metrics_and_a_model_that_loads(base, flags, 
     assert load_run("a").step == 12
 
 
-def test_a_dry_run_says_what_the_run_would_cost_and_creates_nothing(base, flags, capsys, monkeypatch):
-    plan, runs = base_train.plan_pretraining, []
-    monkeypatch.setattr(base_train, "plan_pretraining", lambda *words: runs.append(plan(*words)) or runs[-1])
+def test_a_dry_run_says_what_the_run_would_cost_and_creates_nothing(base, flags, capsys):
     assert train(*flags, "--dry-run") == 0
     text = capsys.readouterr().out
     with torch.device("meta"):
@@ -53,15 +51,6 @@ def test_a_dry_run_says_what_the_run_would_cost_and_creates_nothing(base, flags,
     assert "12 steps × 128 tokens = 1,536 tokens" in text
     size = 4 * parameters + 4 * matrices + 8 * (parameters - matrices)
     assert f"checkpoints 1 × {size / 1e6:.1f} MB" in text
-    rented = ["--hardware", "h100", "--devices", 2, "--price", 3.6, "--device-batch-size", 1, "--compile", "auto"]
-    assert train(*flags, "--dry-run", *rented) == 0
-    text = capsys.readouterr().out
-    assert "2 device(s) × 2 micro-batches × 1 rows × 32 tokens" in text
-    size = 32 * model.config.n_embd * 2 * 2 * 11.2  # two layers, two bytes
-    assert f"activations about {size / 1e6:.1f} MB; checkpoints" in text
-    hours = runs[0][0].budget.flops / (0.4 * 989e12 * 2) / 3600
-    assert f", {3.6 * 2 * hours:,.2f} at 3.6 per device and hour" in text
-    assert train(*flags, "--dry-run", "--hardware", "h101") == train(*flags, "--hardware", "h100") == 2
     assert train(*flags, "--dry-run", "--tokenizer", "none") == 0
     assert not (base / "runs").exists()
 

@@ -10,7 +10,7 @@ from nanogka.common.runtime import Hardware
 from nanogka.runs import read_metrics
 from nanogka.train.budget import plan_budget
 from nanogka.train.optimizer import Schedule
-from nanogka.train.plan import MicroBatch, TrainPlan
+from nanogka.train.plan import About, Machine, MicroBatch, TrainPlan
 from nanogka.train.run_log import RunLog
 from scripts import base_train
 
@@ -76,21 +76,12 @@ class Recorder(RunLog):
 def toy_plan(config, settings, steps, accumulation, ranks=None):
     """A plan of a run that leaves no files, whose steps have 2¹³ tokens."""
     return TrainPlan(
-        kind="base",
-        monitor="val_bpb",
-        folder=Path("none"),
         settings=settings,
-        tokenizer=None,
         config=config,
+        tokenizer=None,
         budget=plan_budget(config, num_iterations=steps, total_batch_size=2**13),
         batch=MicroBatch(1, accumulation, config.sequence_len),
-        facts={},
-        data="",
-        horizon="",
-        ranks=ranks or Ranks(),
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        hardware=Hardware("a CPU"),
-        compile=False,
-        compile_reason="",
+        folder=Path("none"),
+        machine=Machine(ranks or Ranks(), torch.device("cpu"), torch.float32, Hardware("a CPU"), False, ""),
+        about=About(facts={}, data=""),
     )

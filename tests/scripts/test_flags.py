@@ -1,0 +1,56 @@
+"""Every flag of a script is read by its code. tests/train/test_settings.py watches trainings read theirs."""
+
+import ast
+import importlib
+import inspect
+from functools import cache
+from pathlib import Path
+
+import pytest
+from test_architecture import ROOT, imported
+
+from nanogka.common.cli import flags_of
+
+SCRIPTS = sorted(path.stem for path in (ROOT / "scripts").glob("[!_]*.py"))
+# Names that code gives the settings that it is handed.
+SETTINGS = ("settings", "s", "own", "given", "self", "rates", "lr", "sampling")
+
+
+def settings_of(script):
+    """The settings class of a script; None for one that has no flags of `command`."""
+    main = importlib.import_module(f"scripts.{script}").main
+    return inspect.getclosurevars(main).nonlocals.get("settings")
+
+
+@cache
+def names_read(path):
+    """Attributes that a module reads from settings, and texts, by which `getattr` may read them."""
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            base = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+            if base in SETTINGS or base.endswith("settings"):
+                found.add(node.attr)
+        elif isinstance(node, ast.Tuple):  # for name in ("depth", "network"): getattr(settings, name)
+            found |= {one.value for one in node.elts if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+    return found
+
+
+def reachable(path):
+    """A module and all modules of the project that it imports, directly or not."""
+    found, left = set(), [Path(path)]
+    while left:
+        one = left.pop()
+        if one not in found:
+            found.add(one)
+            left += map(Path, imported(one))
+    return found
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_reads_every_flag(script):
+    settings = settings_of(script)
+    if settings is None:
+        pytest.skip("no flags of `command`")
+    read = set().union(*map(names_read, reachable(f"scripts/{script}.py")))
+    assert [name for name, one in flags_of(settings).items() if (one.owner or name) not in read] == []

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     try:
         save_file(checkpoint.weights, partial / WEIGHTS)
         torch.save(checkpoint.optimizer, partial / OPTIMIZER)
-        (partial / STATE).write_text(json.dumps({"step": checkpoint.step} | checkpoint.state))
+        (partial / STATE).write_text(json.dumps({"step": checkpoint.step, "saved": time.time()} | checkpoint.state))
         # The order matters after a power failure: what the manifest names is on the disk before the manifest is, and
         # the manifest before the name under which readers look.
         files = {name: _fingerprint(partial / name) for name in FILES}

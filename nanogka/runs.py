@@ -1,6 +1,7 @@
 """Read a run's folder: find the run, then its configuration, metrics, evaluation and trained model."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 import yaml
 
 from nanogka.checkpoint import (
+    MANIFEST,
     STATE,
     WEIGHTS,
     check_finite,
@@ -30,11 +32,12 @@ from nanogka.common.files import (
     first_line,
     read_bytes,
     read_json,
+    read_text,
     read_yaml,
 )
 from nanogka.common.formatting import as_started, one_line, say
 from nanogka.model import GPT, MIXERS, GPTConfig, ModelCosts, attention_name, model_costs
-from nanogka.tokenizer import Tokenizer
+from nanogka.tokenizer import Tokenizer, check_text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONFIG, METRICS, EXAMPLES = "config.yaml", "metrics.jsonl", "examples.json"
+MAX_EXAMPLES, MAX_EXAMPLE_CHARS, MAX_EXAMPLES_BYTES = 8, 200, 2**20
 FILES_TO_VERIFY = (WEIGHTS, STATE)  # not the optimizer's file, which is the largest and not read here
 EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # {kind of run: file}
 
@@ -78,6 +82,24 @@ class Run:
         """`base` for a model that continues text, `chat` for one that replies."""
         return str(self.part("run").get("kind") or "base")
 
+    @property
+    def base_folder(self) -> Path | None:
+        """The folder of the run that a chat run was fine-tuned from; None if this is no chat run, or does not say it.
+
+        A base run outside of the runs' folder is known by its path. Others are next to this run: where the folder's
+        name says it is, or where a link leads.
+        """
+        base = self.part("run").get("base")
+        if self.kind != "chat" or not isinstance(base, dict) or not base.get("run"):
+            return None
+        names = [str(name) for name in (self.part("settings").get("base"), base["run"]) if name]
+        found = [at.parent / name for name in names for at in (self.folder.absolute(), self.folder.resolve())]
+        return next((folder for folder in found if (folder / CONFIG).is_file()), found[-1])
+
+    def state(self, step: int) -> dict:
+        """The state of the training loop in the checkpoint of a step. Raises OSError or ValueError if there is none."""
+        return read_json(self.folder / "checkpoints" / f"step_{step:06d}" / STATE)
+
     @cached_property
     def lines(self) -> list[dict]:
         """All lines of metrics.jsonl."""
@@ -109,13 +131,18 @@ class Run:
 
     @cached_property
     def examples(self) -> list[str]:
-        """Questions that show what a chat run learned, from its own held-out ones; [] for a run that has none."""
-        path = self.folder / EXAMPLES
+        """Questions that show what a chat run learned, from its own held-out ones; [] for a run that has none.
+
+        The file may come from another person: of its texts, the first few that a page can show are taken.
+        """
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # a run needs no examples
+            found = json.loads(read_text(self.folder / EXAMPLES, MAX_EXAMPLES_BYTES))
+            texts = (
+                [text for text in found if isinstance(text, str) and text.strip()] if isinstance(found, list) else []
+            )
+            return [check_text(text) for text in texts if len(text) <= MAX_EXAMPLE_CHARS][:MAX_EXAMPLES]
+        except (OSError, ValueError, RecursionError):  # a run needs no examples
             return []
-        return [text for text in found if isinstance(text, str) and text.strip()] if isinstance(found, list) else []
 
     @cached_property
     def gpt_config(self) -> GPTConfig:
@@ -153,8 +180,13 @@ class Run:
 
     def saved(self, step: int | None = None, flag: str = "step") -> "SavedRun":
         """Choose the checkpoint at `step`, or the newest valid one. `flag` names the step in errors."""
-        path = find_checkpoint(self.folder, step, flag)
-        return SavedRun(self.folder, self.config, load_tokenizer_of(self.folder, self.config), step_of(path), path)
+        path, tokenizer = find_checkpoint(self.folder, step, flag), load_tokenizer_of(self.folder, self.config)
+        if tokenizer.vocab_size > self.gpt_config.vocab_size:
+            raise ValueError(
+                f"run: {self.folder / 'tokenizer'} has {tokenizer.vocab_size:,} ids, expected at most the "
+                f"{self.gpt_config.vocab_size:,} of the model"
+            )
+        return SavedRun(self.folder, self.config, tokenizer, step_of(path), path)
 
     def load(
         self, device: torch.device | str = "cpu", step: int | None = None, dtype: torch.dtype | None = None
@@ -199,21 +231,26 @@ def load_run(
     step: int | None = None,
     dtype: torch.dtype | None = None,
     kind: str | None = None,
+    prefer: str | None = None,
 ) -> LoadedRun:
     """Load a trained model and its tokenizer.
 
-    The newest run that can be loaded is used if neither `run` nor `step` is given, and the newest valid checkpoint if
-    no `step` is. `dtype` is that of computation (None: float32). Raises ValueError naming the run or checkpoint.
+    The latest run that can be loaded is used if neither `run` nor `step` is given, and the newest valid checkpoint if
+    no `step` is. `dtype` is that of computation (None: float32). `kind` and `prefer` limit and order the runs, see
+    `open_latest`. Raises ValueError naming the run or checkpoint.
     """
     if run is None and step is None:
-        return open_latest(lambda folder: Run.open(folder).load(device, None, dtype), kind)
-    return Run.open(find_run(run, kind)).load(device, step, dtype)
+        return open_latest(lambda folder: Run.open(folder).load(device, None, dtype), kind, prefer)
+    return Run.open(find_run(run, kind, prefer=prefer)).load(device, step, dtype)
 
 
-def open_latest(read: Callable[[Path], T], kind: str | None = None) -> T:
-    """Try runs of `kind` from newest to oldest and return the first result of `read`; each skipped run gets a note."""
+def open_latest(read: Callable[[Path], T], kind: str | None = None, prefer: str | None = None) -> T:
+    """Try the runs of `kind` from the latest to the first and return the first result of `read`.
+
+    Runs of the kind `prefer` come before all others. Each skipped run gets a note.
+    """
     first: Exception | None = None
-    for folder in _trained_last(kind):
+    for folder in latest_runs(kind, prefer):
         try:
             return read(folder)
         except torch.OutOfMemoryError:  # an older run would not fit either
@@ -226,7 +263,9 @@ def open_latest(read: Callable[[Path], T], kind: str | None = None) -> T:
     return read(find_run(None, kind))
 
 
-def find_run(run: str | Path | None = None, kind: str | None = None, flag: str = "run") -> Path:
+def find_run(
+    run: str | Path | None = None, kind: str | None = None, flag: str = "run", prefer: str | None = None
+) -> Path:
     """The folder of a run: `run` is a folder, a tag under base_dir()/runs, or None for the latest run of `kind`.
 
     `flag` names the run in errors.
@@ -240,31 +279,47 @@ def find_run(run: str | Path | None = None, kind: str | None = None, flag: str =
         tags = sorted(path.parent.name for path in runs.glob(f"*/{CONFIG}"))
         known = f"one of {', '.join(tags)}" if tags else "nothing yet: there are no runs"
         raise ValueError(f"{flag}: got {str(run)!r}, expected a run's folder or a tag under {runs} ({known}; {hint})")
-    found = next(_trained_last(kind), None)
+    found = next(latest_runs(kind, prefer), None)
     if found is None:
         which = "trained run" if kind is None else f"trained {kind} run"
         raise ValueError(f"{flag}: no {which} under {runs}; {hint}")
     return found
 
 
-def newest_first(paths: Iterator[Path]) -> list[Path]:
-    """Existing paths by their modification time, newest first."""
-    times: dict[Path, float] = {}
-    for path in paths:
-        with suppress(OSError):
-            times[path] = path.stat().st_mtime
-    return sorted(times, key=times.__getitem__, reverse=True)
+def latest_runs(kind: str | None = None, prefer: str | None = None, runs: Path | None = None) -> Iterator[Path]:
+    """The runs of a kind that have a checkpoint: those of the kind `prefer` first, then by the end of their training.
 
-
-def _trained_last(kind: str | None) -> Iterator[Path]:
-    """The runs of a kind that have a checkpoint, newest first."""
-    manifests = newest_first((base_dir() / "runs").glob("*/checkpoints/step_*/manifest.json"))
-    for folder in dict.fromkeys(manifest.parents[2] for manifest in manifests):
+    `runs` is their folder, by default base_dir()/runs.
+    """
+    folders = [config.parent for config in (runs or base_dir() / "runs").glob(f"*/{CONFIG}")]
+    ends = {folder: end for folder in folders if (end := trained_at(folder))}
+    others = []
+    for folder in sorted(ends, key=ends.__getitem__, reverse=True):
         try:
-            if kind in (None, Run.open(folder).kind):
-                yield folder
+            found = Run.open(folder).kind
         except ValueError as error:
             say(f"skipped: {first_line(error)}")
+            continue
+        if kind in (None, found) and prefer in (None, found):
+            yield folder
+        elif kind in (None, found):
+            others.append(folder)
+    yield from others
+
+
+def trained_at(folder: Path) -> tuple[float, float] | None:
+    """When the newest checkpoint of a run was made, in seconds since 1970, and the time of its file; None without one.
+
+    A copy of a folder has new file times. They decide only for runs whose checkpoints do not say when they were made.
+    """
+    with suppress(OSError):
+        for path in reversed(list_checkpoints(folder / "checkpoints")):
+            if (path / MANIFEST).is_file():
+                written, saved = (path / MANIFEST).stat().st_mtime, None
+                with suppress(ValueError):
+                    saved = read_json(path / STATE).get("saved")
+                return (saved if isinstance(saved, int | float) and math.isfinite(saved) else written), written
+    return None
 
 
 def write_config(folder: Path, config: dict) -> None:

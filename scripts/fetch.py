@@ -58,7 +58,7 @@ def fetch_bundle() -> None:
     """Download the evaluation bundle."""
     from nanogka.evaluate.bundle import find_bundle
 
-    bundle = find_bundle("download")
+    bundle = find_bundle("download", [])
     assert bundle is not None, "it was downloaded, or an error raised"
     print(f"--eval-bundle download: {len(bundle.tasks)} tasks")
 

@@ -94,12 +94,12 @@ MUTANTS = [
     M("nanogka/evaluate/text.py", "min(max_rows, self.rows)", "max_rows", "tests/evaluate/test_text.py"),
     M(
         "nanogka/evaluate/run.py",
-        "split=split, packing=evaluated.packing",
+        "split=split, packing=learned.packing",
         "split=split",
         "tests/evaluate/test_text.py",
     ),
     M(
-        "nanogka/evaluate/run.py",
+        "nanogka/evaluate/text.py",
         " if corpus.fingerprint == reading.corpus else None",
         "",
         "tests/evaluate/test_text.py",

@@ -21,6 +21,7 @@ import yaml
 MAX_YAML_BYTES = 2**15  # the parser is written in Python: 250 KB take it seconds, and a run's configuration has 2 KB
 MAX_JSON_BYTES = 2**26
 MAX_DATA_BYTES = 2**30
+BLOCK = 2**20  # bytes to read at once
 LEFTOVER_SECONDS = 86_400  # a temporary file as old as this belongs to no running process
 
 
@@ -51,8 +52,14 @@ def open_regular(path: Path, max_bytes: int | None = None) -> BinaryIO:
 
 def read_bytes(path: Path, max_bytes: int = MAX_DATA_BYTES) -> bytes:
     """The content of a regular file."""
+    parts, size = [], 0
     with open_regular(path, max_bytes) as file:
-        return file.read()
+        while part := file.read(BLOCK):  # None where a read would wait, as of /proc/kmsg
+            parts.append(part)
+            size += len(part)
+            if size > max_bytes:  # files of /proc have size 0, whatever they hold
+                raise ValueError(f"{path}: has more than {max_bytes:,} bytes")
+    return b"".join(parts)
 
 
 def read_text(path: Path, max_bytes: int = MAX_DATA_BYTES) -> str:
@@ -156,7 +163,7 @@ def sha256_of(path: Path) -> str:
     """The SHA-256 of a regular file, in hexadecimal."""
     digest = hashlib.sha256()
     with open_regular(path) as file:
-        while block := file.read(1 << 20):
+        while block := file.read(BLOCK):
             digest.update(block)
     return digest.hexdigest()
 

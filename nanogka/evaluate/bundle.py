@@ -115,7 +115,9 @@ class Bundle:
         assert task.path is not None, "a task of a bundle names its file"
         file = folder / task.path
         # A .zip has no links and knows no "..". In a folder, both could lead to files that are not the bundle's.
-        if isinstance(file, Path) and isinstance(folder, Path) and not file.resolve().is_relative_to(folder.resolve()):
+        # Unlike `Path.resolve` before Python 3.13, `realpath` raises no RuntimeError at a link that leads to itself.
+        real = Path(os.path.realpath(str(file)))
+        if isinstance(file, Path) and not real.is_relative_to(os.path.realpath(str(folder))):
             raise ValueError(f"task {name}: got the path {task.path!r}, expected a file inside {folder}")
         if not file.is_file():
             raise ValueError(f"task {name}: {file} does not exist")
@@ -204,10 +206,10 @@ def _read_chances(file: Path | zipfile.Path) -> dict[str, float]:
 # ---- finding and downloading ----
 
 
-def find_bundle(choice: str, required: bool = False) -> Bundle | None:
+def find_bundle(choice: str, notes: list[str], required: bool = False) -> Bundle | None:
     """Open the bundle that `--eval-bundle` names; None for "none", and for "auto" if none has been downloaded.
 
-    Raises ValueError if there is none although it is `required`.
+    Raises ValueError if there is none although it is `required`. Otherwise a damaged download gets a note.
     """
     kept = downloaded_bundle()
     if choice == "download":
@@ -215,7 +217,13 @@ def find_bundle(choice: str, required: bool = False) -> Bundle | None:
     if choice not in ("auto", "none"):
         return open_bundle(choice)
     if choice == "auto" and kept.exists():
-        return open_bundle(kept)
+        try:
+            return open_bundle(kept)
+        except ValueError as error:
+            if required:
+                raise
+            notes.append(f"left out: {error}")
+            return None
     if required:
         raise ValueError(f"eval_bundle: got {choice!r}, expected a folder, a .zip or download: these tasks need one")
     return None
@@ -223,7 +231,7 @@ def find_bundle(choice: str, required: bool = False) -> Bundle | None:
 
 def open_core_tasks(choice: str, core: Sequence[str], max_per_task: int | None) -> list[LoadedTask]:
     """Read the tasks of CORE that the bundle has, and check that there are enough items for the examples."""
-    bundle = find_bundle(choice, required=True)
+    bundle = find_bundle(choice, [], required=True)
     assert bundle is not None, "it is required"
     names = [name for name in core if name in bundle.tasks]
     if not names:

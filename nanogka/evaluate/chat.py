@@ -10,22 +10,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from nanogka.common.cli import print_json
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path
-from nanogka.common.formatting import one_line, plain_table, printable
+from nanogka.common.formatting import plain_table, printable
 from nanogka.common.runtime import pick_device_and_dtype
 from nanogka.data.conversation import TEXT, ChatFormat, Conversation
 from nanogka.data.hub import Hub
 from nanogka.evaluate.bundle import Bundle, find_bundle
 from nanogka.evaluate.core import default_batch_tokens
+from nanogka.evaluate.document import Document, key_of
 from nanogka.evaluate.loglikelihood import padded
-from nanogka.evaluate.models import open_run
-from nanogka.evaluate.results import TaskResult, digest, finished_results, mean_centered, write_json
+from nanogka.evaluate.models import damaged_checkpoints, open_run
+from nanogka.evaluate.results import TaskResult, mean_centered
 from nanogka.evaluate.settings import ALL_SKILLS, OUTPUT, SKILL_ITEMS, ChatEvalSettings, check_writable, split_names
 from nanogka.generate.engine import Engine
 from nanogka.generate.settings import SamplingParams
@@ -33,9 +34,10 @@ from nanogka.generate.settings import SamplingParams
 SHOWN = 3  # replies per task to keep in the results, right or wrong
 GENERATION, LETTER = "generation", "letter"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-# The final answer as GSM8K marks it, and any number.
-_MARKED = re.compile(r"####\s*(-?[\d,]*\.?\d+)")
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+# A number: commas separate thousands, and a sign belongs to it unless something stands before the sign, as in 3-5.
+_NUMBER = r"(?:(?<![\w)\]])-)?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][+-]?\d+)?"
+_ANY = re.compile(_NUMBER)
+_MARKED = re.compile(rf"####\s*({_NUMBER})")  # the final answer as GSM8K marks it
 
 
 # ---- questions ----
@@ -53,8 +55,9 @@ def same_number(reply: str, answer: str) -> bool:
 
 
 def final_number(text: str) -> float | None:
-    """The number after the last `####`, else the last number in the text, else None. Commas separate thousands."""
-    found = _MARKED.findall(text) or _NUMBER.findall(text)
+    """The number after the last `####`, else the last number in the text, else None."""
+    text = text.replace("\N{MINUS SIGN}", "-")
+    found = _MARKED.findall(text) or _ANY.findall(text)
     return float(found[-1].replace(",", "")) if found else None
 
 
@@ -213,7 +216,7 @@ def evaluate_chat(
 ) -> None:
     """Evaluate skills and benchmarks as the settings say. `chatcore` has the chance levels of ChatCORE's tasks.
 
-    The results are written after each task; `complete` is true in those written after the last one.
+    The results are written after each task; `complete` is true in the finished ones.
     """
     ranks = Ranks.from_environment()
     check_writable(settings, ("output",), errors)
@@ -221,68 +224,75 @@ def evaluate_chat(
     errors.raise_if_any()
     device = ranks.device(device)
     evaluated = open_run(settings.run, settings.step, device, dtype, kind="chat")
-    tasks = _open_tasks(settings, skills, benchmarks)
-    engine = Engine(evaluated.gpt, evaluated.own_tokenizer)
-    model = ChatModel(engine, settings.batch_tokens or default_batch_tokens(device))
-    output = expand_path(settings.output or evaluated.folder / OUTPUT)
-    made_from = digest([evaluated.to_json(), evaluated.fingerprint, model.batch_tokens, *map(_facts, tasks)])
-    document = evaluated.to_json() | {"settings": dataclasses.asdict(settings), "notes": evaluated.notes, "tasks": []}
-    document |= {"made_from": made_from, "complete": False}
-    began, results = time.perf_counter(), []
+    notes = damaged_checkpoints(evaluated.own) if settings.step is None else []
+    tasks = _open_tasks(settings, skills, benchmarks, notes)
+    model = ChatModel(
+        Engine(evaluated.own.model, evaluated.own.tokenizer), settings.batch_tokens or default_batch_tokens(device)
+    )
+    judges = {_function(item.judge).__module__ for task in tasks for item in task.items}
+    deciding = [evaluated.to_json(), evaluated.fingerprint, model.batch_tokens, *map(_facts, tasks)]
+    made_from = key_of(deciding, sorted(judges))
+    document = Document.open(evaluated, settings, OUTPUT, made_from, notes, ranks)
     with ranks.process_group(device):
-        done = ranks.all_gather(finished_results(output, made_from) if settings.cache else None)[0]
-        if done:
-            if ranks.is_main:
-                print(f"{evaluated.title}: evaluated already, see {one_line(output)} (--no-cache evaluates again)")
-                print_json(done, settings.json)
+        if document.is_finished_by(document.earlier()):
             return
-        if ranks.is_main:
-            print("\n".join([evaluated.title, *evaluated.notes]), flush=True)
+        results, entries = [], []
         for task in tasks:
             result, replies = evaluate_chat_task(model, task, ranks)
             results.append(result)
-            document["tasks"].append(result.to_json() | {"measures": task.description, "replies": replies[:SHOWN]})
-            document["seconds"] = round(time.perf_counter() - began, 2)
-            document["complete"] = len(results) == len(tasks)
-            document["chatcore"] = chatcore_of(results, chatcore)
+            entries.append(result.to_json() | {"measures": task.description, "replies": replies[:SHOWN]})
+            document.save(tasks=entries, chatcore=chatcore_of(results, chatcore))
             if ranks.is_main:
-                write_json(output, document)
                 for reply in replies[:SHOWN]:
                     mark = "  " if reply["right"] else "✗ "
                     print(printable(f"> {reply['prompt']}\n{mark}{reply['reply']}"), flush=True)
-    if ranks.is_main:
-        print(format_results(results))
-        if document.get("chatcore") is not None:
-            print(f"ChatCORE {document['chatcore']:.4f}")
-        print(f"written to {one_line(output)}")
-        print_json(document, settings.json)
+        if ranks.is_main:
+            print(format_results(results))
+            if document.content["chatcore"] is not None:
+                print(f"ChatCORE {document.content['chatcore']:.4f}")
+        document.finish()
 
 
 def _facts(task: ChatTask) -> list:
-    """Everything that decides the result of a task, as JSON, but for the functions that judge."""
-    return [task.name, task.max_tokens, task.chance, [[item.prompt, item.answer, item.letters] for item in task.items]]
+    """Everything that decides the result of a task, as JSON, but for the code of the functions that judge."""
+    items = [[item.prompt, item.answer, item.letters, repr(_arguments(item.judge))] for item in task.items]
+    return [task.name, task.max_tokens, task.chance, items]
 
 
-def _open_tasks(settings: ChatEvalSettings, skills: Skills, benchmarks: Benchmarks) -> list[ChatTask]:
+def _function(judge: Callable) -> Callable:
+    """The function behind a `partial`."""
+    return judge.func if isinstance(judge, partial) else judge
+
+
+def _arguments(judge: Callable) -> list:
+    """The arguments in a `partial`, such as the tests of a program."""
+    return [judge.args, judge.keywords] if isinstance(judge, partial) else []
+
+
+def _open_tasks(settings: ChatEvalSettings, skills: Skills, benchmarks: Benchmarks, notes: list[str]) -> list[ChatTask]:
     asked = [n for name in split_names(settings.tasks) for n in (skills if name == ALL_SKILLS else [name])]
     for name in asked:
         if name not in skills and name not in benchmarks:
             raise ValueError(f"tasks: got {name!r}, expected {', '.join((ALL_SKILLS, *skills, *benchmarks))}")
     names = dict.fromkeys(asked or [*skills, *benchmarks])
-    tasks = [skills[name](settings.max_per_task or SKILL_ITEMS) for name in names if name in skills]
-    source = _open_source(settings.eval_bundle) if set(names) - set(skills) else None
+    # The chance level is that of as many questions as by default: with one question, its answer would always be right.
+    tasks = [skills[name](max(SKILL_ITEMS, settings.max_per_task or 0)) for name in names if name in skills]
+    source = _open_source(settings.eval_bundle, notes) if set(names) - set(skills) else None
     for name in names:
         task = None if source is None or name in skills else benchmarks[name](source)
         if task:
-            tasks.append(dataclasses.replace(task, items=task.items[: settings.max_per_task]))
+            tasks.append(task)
     missing = [name for name in asked if name not in [task.name for task in tasks]]
     if missing:
-        raise ValueError(f"tasks: got {missing[0]!r}, expected tasks that --eval-bundle {settings.eval_bundle} has")
-    return tasks
+        why = "".join(f"; {note}" for note in notes)
+        raise ValueError(
+            f"tasks: got {missing[0]!r}, expected tasks that --eval-bundle {settings.eval_bundle} has{why}"
+        )
+    return [dataclasses.replace(task, items=task.items[: settings.max_per_task]) for task in tasks]
 
 
-def _open_source(choice: str) -> Hub | Bundle | None:
+def _open_source(choice: str, notes: list[str]) -> Hub | Bundle | None:
     kind, _, folder = choice.partition(":")
     if kind == "hub":
         return Hub(expand_path(folder) if folder else None)
-    return find_bundle(choice)
+    return find_bundle(choice, notes)

@@ -37,6 +37,7 @@ class Scorer(Protocol):
     """
 
     device: torch.device
+    compute_dtype: torch.dtype
     vocab_size: int
     context_limit: int | None  # most tokens of a prompt; longer ones are cropped on the left. None: any number
     shares_prefixes: bool  # whether `after_prefixes` works
@@ -58,7 +59,7 @@ class GPTScorer:
     shares_prefixes = True
 
     def __init__(self, model: GPT) -> None:
-        self.model, self.vocab_size = model, model.config.vocab_size
+        self.model, self.vocab_size, self.compute_dtype = model, model.config.vocab_size, model.compute_dtype
 
     @property
     def device(self) -> torch.device:

@@ -6,112 +6,69 @@ Models of that library have published scores, which check the evaluator. Shapes:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from nanogka.checkpoint import MANIFEST, STATE, WEIGHTS, list_checkpoints, step_of, verify_checkpoint
+from nanogka.checkpoint import MANIFEST, WEIGHTS, list_checkpoints, step_of, verify_checkpoint
 from nanogka.common.files import base_dir, expand_path, first_line, read_json
 from nanogka.common.formatting import one_line
 from nanogka.evaluate.loglikelihood import Continue, GPTScorer, Rows, Scorer, padded
-from nanogka.evaluate.text import Reading
-from nanogka.model import GPT
-from nanogka.runs import LoadedRun, load_run, read_config
+from nanogka.runs import LoadedRun, SavedRun, load_run
 from nanogka.tokenizer import Tokenizer
 
 DEFAULT_LENGTH = 2048  # context of a model whose configuration names none
 
 
-@dataclass
+@dataclass(frozen=True)
 class EvaluatedModel:
-    """A model ready to be evaluated."""
+    """A model ready to be evaluated: that of a run, or without `run` that of another library."""
 
-    model: GPT | HuggingFaceModel
-    scorer: Scorer  # the model behind the interface of scoring
+    scorer: Scorer
     tokenizer: Tokenizer | HuggingFaceTokenizer
-    name: str
-    folder: Path  # receives the results
+    folder: Path  # receives the results; its name is the model's
     fingerprint: dict  # JSON that differs if the weights or the tokenizer do
-    step: int | None = None
-    checkpoint: str = ""
-    data: str = ""  # the corpus it was trained on, and its parquet footers; empty if unknown
-    footers: str = ""
-    packing: str = "bestfit"  # how documents fill the rows of validation text: as in training
-    shards: int | None = None  # of a corpus of the hub
-    reading: Reading | None = None  # the text that the run has read, if that is known
-    notes: list[str] = field(default_factory=list)
+    run: LoadedRun | None = None
 
     @property
-    def gpt(self) -> GPT:
-        """The model of a run. Settings do not ask for parts that need it of a model of another library."""
-        assert isinstance(self.model, GPT)
-        return self.model
-
-    @property
-    def own_tokenizer(self) -> Tokenizer:
-        """The tokenizer of a run."""
-        assert isinstance(self.tokenizer, Tokenizer)
-        return self.tokenizer
+    def own(self) -> LoadedRun:
+        """The run. Settings do not ask for parts that need it of a model of another library."""
+        assert self.run is not None
+        return self.run
 
     @property
     def title(self) -> str:
+        """A line for people."""
         head = self.to_json()
-        step = "" if self.step is None else f", step {self.step}"
-        return f"{one_line(self.name)}{step}, on {head['device']} in {head['dtype']}"
+        step = "" if self.run is None else f", step {self.run.step}"
+        return f"{one_line(self.folder.name)}{step}, on {head['device']} in {head['dtype']}"
 
     def to_json(self) -> dict:
         """The head of the results."""
-        dtype = str(self.model.compute_dtype).removeprefix("torch.")
-        head = {"run": self.name, "step": self.step, "checkpoint": self.checkpoint}
-        return head | {"device": str(self.model.device), "dtype": dtype}
+        run, dtype = self.run, str(self.scorer.compute_dtype).removeprefix("torch.")
+        step, checkpoint = (run.step, run.checkpoint_folder.name) if run else (None, "")
+        head = {"run": self.folder.name, "step": step, "checkpoint": checkpoint}
+        return head | {"device": str(self.scorer.device), "dtype": dtype}
 
 
 def open_run(
     run: str, step: int | None, device: torch.device, dtype: torch.dtype, kind: str | None = None
 ) -> EvaluatedModel:
-    """Load a run's checkpoint, as `load_run` does. Without `step`, `notes` name newer checkpoints that are damaged."""
+    """Load a run's checkpoint, as `load_run` does."""
     loaded = load_run(run or None, device, step, dtype, kind)
-    files = read_json(loaded.checkpoint_folder / MANIFEST)["files"]
-    # A chat model was trained on conversations. Its bits per byte are measured on the text of its base model.
-    settings = loaded.part("run").get("base") if loaded.kind == "chat" else loaded.part("settings")
-    reading = _find_reading(loaded.checkpoint_folder, loaded.config)
-    return EvaluatedModel(
-        loaded.model,
-        GPTScorer(loaded.model),
-        loaded.tokenizer,
-        name=loaded.folder.name,
-        folder=loaded.folder,
-        fingerprint={"weights": files[WEIGHTS]["sha256"], "tokenizer": loaded.tokenizer.fingerprint},
-        step=loaded.step,
-        checkpoint=loaded.checkpoint_folder.name,
-        data=str(settings.get("data", "")) if isinstance(settings, dict) else "",
-        footers=loaded.config.get("run", {}).get("footers", ""),
-        packing=reading.settings.packing if reading else loaded.part("settings").get("packing") or "bestfit",
-        shards=loaded.part("settings").get("shards"),
-        reading=reading,
-        notes=[] if step is not None else _damaged_checkpoints(loaded),
-    )
+    weights = read_json(loaded.checkpoint_folder / MANIFEST)["files"][WEIGHTS]["sha256"]
+    fingerprint = {"weights": weights, "tokenizer": loaded.tokenizer.fingerprint}
+    return EvaluatedModel(GPTScorer(loaded.model), loaded.tokenizer, loaded.folder, fingerprint, loaded)
 
 
-def _find_reading(checkpoint: Path, config: dict) -> Reading | None:
-    """The text that a run or, for a chat model, its base run has read up to a checkpoint; None if that is unknown."""
-    run = config.get("run") or {}
-    try:
-        if run.get("kind") == "chat":
-            folder = checkpoint.resolve().parents[2] / str(run["base"]["run"])
-            base = folder / "checkpoints" / f"step_{run['base']['step']:06d}"
-            return _find_reading(base, read_config(folder))
-        return Reading.from_state(read_json(checkpoint / STATE).get("loader"))
-    except (KeyError, TypeError, ValueError, OSError):  # the base run is gone or damaged
-        return None
-
-
-def _damaged_checkpoints(run: LoadedRun) -> list[str]:
+def damaged_checkpoints(run: SavedRun) -> list[str]:
+    """A note on each damaged checkpoint that is newer than the one which was loaded."""
     newer = [path for path in list_checkpoints(run.folder / "checkpoints") if step_of(path) > run.step]
     taken = run.checkpoint_folder.name
-    return [f"{path.name} is damaged ({verify_checkpoint(path)}): {taken} is evaluated instead" for path in newer]
+    reasons = [(path.name, verify_checkpoint(path)) for path in newer]
+    return [f"{name} is damaged ({reason}): {taken} is evaluated instead" for name, reason in reasons]
 
 
 def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> EvaluatedModel:
@@ -132,15 +89,9 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Ev
     name = folder.resolve().name
     # Size and time identify a file without reading gigabytes.
     files = [(path, path.stat()) for path in folder.iterdir() if path.is_file()]
-    wrapped = HuggingFaceModel(model)
-    return EvaluatedModel(
-        wrapped,
-        wrapped,
-        HuggingFaceTokenizer(tokenizer),
-        name=name,
-        folder=base_dir() / "evaluations" / name,
-        fingerprint={"files": [(path.name, stat.st_size, stat.st_mtime_ns) for path, stat in sorted(files)]},
-    )
+    fingerprint = {"files": [(path.name, stat.st_size, stat.st_mtime_ns) for path, stat in sorted(files)]}
+    output = base_dir() / "evaluations" / name
+    return EvaluatedModel(HuggingFaceModel(model), HuggingFaceTokenizer(tokenizer), output, fingerprint)
 
 
 class HuggingFaceModel(nn.Module):

@@ -5,7 +5,6 @@ centered score, (accuracy − chance) / (1 − chance), is 0 for guessing and 1 
 mean over tasks say how much was learned; of plain accuracies, tasks with few choices would dominate it.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -13,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from nanogka.common.files import atomic_write, read_json
+from nanogka.common.files import atomic_write
 from nanogka.common.formatting import plain_table
 from nanogka.evaluate.intervals import Interval, share_interval
 
@@ -60,21 +59,6 @@ def write_json(file: Path, document: dict) -> None:
     # JSON escapes the line ends of strings, so a line end is always one of the indentation, and no text is changed.
     text = re.sub(r"\[\n\s*([-+.\de,\s]+?)\n\s*\]", lambda found: f"[{''.join(found[1].split())}]", text)
     atomic_write(file, text + "\n")
-
-
-def digest(value: object) -> str:
-    """A hash of JSON; an evaluation records that of everything that decides its results."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def finished_results(file: Path, made_from: str) -> dict | None:
-    """The results in `file` if they are complete and were made from the same, else None."""
-    try:
-        document = read_json(file)
-    except (OSError, ValueError):  # there are none, or damaged ones
-        return None
-    same = document.get("complete") is True and document.get("made_from") == made_from
-    return document if same else None
 
 
 @dataclass(frozen=True)

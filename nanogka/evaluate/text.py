@@ -7,6 +7,7 @@ from the settings in the checkpoint, and gives the rows with which the training 
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +16,11 @@ import torch
 
 from nanogka.common.distributed import Ranks
 from nanogka.data.corpus import Corpus
+from nanogka.data.hub_corpora import HUB_CORPORA
 from nanogka.data.loader import Batch, PackingLoader, StreamSettings
 from nanogka.evaluate.bpb import BitsPerByte, eval_mode, losses_and_bytes
 from nanogka.evaluate.intervals import Interval, bits_per_byte_interval
+from nanogka.runs import Run
 from nanogka.tokenizer import Tokenizer
 
 
@@ -51,6 +54,49 @@ class Reading:
         most = min(max_rows, self.rows)
         with PackingLoader(corpus, tokenizer, settings, batch_size, ranks, max_rows=most) as loader:
             yield from loader
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """The text that a run has learned from; for a chat model, that of the run which it was fine-tuned from."""
+
+    data: str = ""  # the corpus, as `--data` names it; empty if unknown
+    footers: str = ""  # fingerprint of its parquet files; empty if unknown
+    packing: str = "bestfit"  # how documents fill the rows
+    shards: int | None = None  # training shards that the run has read from, of a corpus of the hub
+    reading: Reading | None = None  # the rows that it has read; None if that is unknown
+
+    def open(self, corpus: Corpus, tokenizer: Tokenizer) -> Corpus | None:
+        """`corpus` as the run has read it, or None if the text that it has read is unknown or another one."""
+        reading = self.reading
+        if reading is None or reading.tokenizer != tokenizer.fingerprint:
+            return None
+        hub = HUB_CORPORA.get(self.data)
+        if hub and self.shards and corpus.folder == hub.folder:
+            # More shards may have been fetched since, and the order of the documents depends on their number.
+            with suppress(ValueError, OSError):
+                corpus = hub.open(self.shards)
+        return corpus if corpus.fingerprint == reading.corpus else None
+
+
+def trained_on(run: Run, step: int) -> TrainedOn:
+    """The text that a run had learned from at the checkpoint of `step`. What is not known any more is left out."""
+    if run.kind == "chat":
+        base, folder = run.part("run").get("base"), run.base_folder
+        if folder is None or not isinstance(base, dict):
+            return TrainedOn()
+        with suppress(KeyError, TypeError, ValueError, OSError):  # the base run is gone or damaged
+            return trained_on(Run.open(folder), int(base["step"]))
+        return TrainedOn(str(base.get("data") or ""))
+    reading, shards = None, run.fact("shards")
+    with suppress(ValueError, OSError):
+        reading = Reading.from_state(run.state(step).get("loader"))
+    data, planned = str(run.fact("data") or ""), (run.fact("num_iterations"), run.fact("total_batch_size"))
+    if shards is None and data in HUB_CORPORA and all(type(number) is int for number in planned):
+        # Earlier versions did not record the number that follows from the length of the run.
+        shards = HUB_CORPORA[data].shards_needed(planned[0] * planned[1])
+    packing = reading.settings.packing if reading else str(run.fact("packing") or "bestfit")
+    return TrainedOn(data, str(run.fact("footers") or ""), packing, shards, reading)
 
 
 @dataclass(frozen=True)

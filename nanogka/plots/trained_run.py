@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nanogka.common.cli import flags_of
-from nanogka.runs import CONFIG, METRICS, Run, column, find_run, newest_first, open_latest, sigma_over_training
+from nanogka.runs import CONFIG, METRICS, Run, column, find_run, open_latest, sigma_over_training, trained_at
 from nanogka.train.settings import TrainSettings, complete_settings
 
 if TYPE_CHECKING:
@@ -101,25 +101,19 @@ class TrainedRun(Run):
 def open_report_run(given: str | None, flag: str = "run") -> TrainedRun:
     """Find the run that a flag names, or the latest base run. A chat run is replaced by its base run."""
     found = TrainedRun.open(find_run(given, flag=flag)) if given else open_latest(TrainedRun.open, "base")
-    base = base_folder(found)
+    base = found.base_folder
     return found if base is None else TrainedRun.open(base)
-
-
-def base_folder(run: Run) -> Path | None:
-    """Return the folder of the run that a chat run was fine-tuned from, or None for other runs."""
-    base = run.part("run").get("base")
-    if run.kind != "chat" or not isinstance(base, dict) or not base.get("run"):
-        return None
-    return run.folder.resolve().parent / str(base["run"])
 
 
 def find_chat_run(run: TrainedRun) -> TrainedRun | None:
     """Return the newest trained chat run in the same folder that was fine-tuned from `run`."""
     folder = run.folder.resolve()
-    for path in newest_first(folder.parent.glob(f"*/{CONFIG}")):
+    others = [path.parent for path in folder.parent.glob(f"*/{CONFIG}")]
+    for other in sorted(others, key=lambda one: trained_at(one) or (0.0, 0.0), reverse=True):
         try:
-            if base_folder(Run.open(path.parent)) == folder:
-                return TrainedRun.open(path.parent)
+            base = Run.open(other).base_folder
+            if base is not None and base.resolve() == folder:
+                return TrainedRun.open(other)
         except (ValueError, OSError):  # damaged, or not trained yet
             continue
     return None

@@ -53,8 +53,8 @@ def plan_pretraining(settings: TrainSettings, ranks: Ranks, core: Sequence[str])
         log = print if ranks.local_rank == 0 else lambda line: None  # one process per node prints
         fetch_corpus(fetched, shards, log=log)
         corpus = fetched.open(shards)
-        about = replace(plan.about, facts=plan.about.facts | corpus_facts(corpus), data=corpus.describe())
-        plan = replace(plan, about=about)
+        facts = plan.about.facts | corpus_facts(corpus) | {"shards": shards}  # the documents' order depends on it
+        plan = replace(plan, about=replace(plan.about, facts=facts, data=corpus.describe()))
     if corpus and tokenizer:  # make a row of validation text: a fault in it would otherwise show at the last step
         next(validation_batches(corpus, tokenizer, batch_size=1, sequence_len=config.sequence_len))
     assert corpus or settings.dry_run

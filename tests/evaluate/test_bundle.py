@@ -212,11 +212,11 @@ def test_an_address_that_does_not_answer_is_one_line(tmp_path, url):
 
 def test_auto_opens_an_earlier_download_and_only_download_fetches(archive, base, monkeypatch):
     monkeypatch.setenv("NANOGKA_EVAL_BUNDLE_URL", archive.as_uri())
-    assert find_bundle("auto") is find_bundle("none") is None
+    assert find_bundle("auto", []) is find_bundle("none", []) is None
     assert not base.exists()
     with pytest.raises(ValueError, match="eval_bundle: got 'auto'"):
         open_core_tasks("auto", ("copa",), None)
-    assert list(find_bundle("download").tasks) == list(find_bundle("auto").tasks) == ["colors", "ends"]
-    assert find_bundle("none") is None
+    assert list(find_bundle("download", []).tasks) == list(find_bundle("auto", []).tasks) == ["colors", "ends"]
+    assert find_bundle("none", []) is None
     with pytest.raises(ValueError, match="eval_bundle: got 'auto'"):
         open_core_tasks("auto", ("copa",), None)

@@ -2,18 +2,25 @@
 
 import json
 import math
+import shutil
+from dataclasses import asdict
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from generate_models import byte_tokenizer, save_run, small_model
 
 from nanogka.checkpoint import Checkpoint, save_checkpoint
 from nanogka.common.distributed import Ranks
-from nanogka.data import open_corpus
+from nanogka.data import hub_corpora, open_corpus
+from nanogka.data.corpus import write_manifest
 from nanogka.data.loader import PackingLoader, StreamSettings, validation_batches
 from nanogka.evaluate.bpb import measure_bits_per_byte
-from nanogka.evaluate.text import Reading, measure_documents, measure_text
+from nanogka.evaluate.text import Reading, measure_documents, measure_text, trained_on
+from nanogka.runs import Run, read_config, write_config
+from scripts import base_train
 from scripts.base_eval import main
 
 LENGTH = 32
@@ -170,3 +177,76 @@ def test_train_bits_per_byte_are_of_text_that_the_run_has_read_and_packing_is_th
         (other / f"{number}.txt").write_text(f"Something else, {number}. " * 20)
     assert not evaluate("--data", str(other))["bpb_counts"]["train"]["learned"]
     assert not evaluate("--step", "7")["bpb_counts"]["train"]["learned"]  # its state names no reading
+
+
+# ---- the text of a run on a corpus of the hub, and of its chat models ----
+
+
+@pytest.fixture
+def fetched(base, monkeypatch):
+    """A run of four steps on `fineweb-edu`, of which five shards lie there: two of them hold enough for the run."""
+    folder = base / "corpora" / "fineweb-edu"
+    folder.mkdir(parents=True)
+    corpus = hub_corpora.HUB_CORPORA["fineweb-edu"]
+    for name in corpus.shard_names(5):
+        texts = [f"{name} {row * 7919 % 1000} ".rjust(60, "x") for row in range(40)]
+        pq.write_table(pa.table({"text": texts}), folder / name, row_group_size=8)
+    write_manifest(folder, validation=corpus.validation, source="test")
+    monkeypatch.setattr(hub_corpora, "TOKENS_PER_SHARD", 300)
+    monkeypatch.setattr(hub_corpora, "TOKENIZER_SHARDS", 1)
+    monkeypatch.setattr("nanogka.train.pretraining.fetch_corpus", lambda corpus, shards, log: None)
+    byte_tokenizer().save(base / "tokenizers" / "bytes")
+    words = "--data fineweb-edu --tokenizer bytes --depth 1 --sequence-len 32 --total-batch-size 128 --eval-every 0"
+    words += " --num-iterations 4 --save-every 2 --keep 9 --eval-tokens 64 --device cpu --dtype float32 --run mine"
+    assert base_train.main([*words.split(), "--compile", "off"]) == 0
+    return base / "runs" / "mine"
+
+
+def without_shards(folder) -> None:
+    """Make config.yaml of a run that of an earlier version, which did not say how many shards it read."""
+    config = read_config(folder)
+    del config["run"]["shards"]
+    write_config(folder, config)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_the_text_of_a_run_is_found_at_every_checkpoint(fetched, recorded, monkeypatch):
+    if recorded:
+        monkeypatch.setattr(hub_corpora, "TOKENS_PER_SHARD", 100)  # as if a later version estimated it differently
+    else:
+        without_shards(fetched)
+    everything = open_corpus("fineweb-edu")  # all shards
+    assert len(everything.shards) == 6
+    for step in (2, 4):  # the rows of step 2 alone would need one shard, not two
+        found = trained_on(Run.open(fetched), step)
+        assert (found.data, found.shards, found.reading.rows) == ("fineweb-edu", 2, 4 * step)
+        read = found.open(everything, byte_tokenizer())
+        assert [shard.name for shard in read.shards] == [
+            "shard_00000.parquet",
+            "shard_00001.parquet",
+            "shard_01822.parquet",
+        ]
+
+
+def test_a_chat_model_has_the_text_of_its_base_run_also_behind_a_link(fetched, base, tmp_path):
+    def fine_tune(start: str, name: str, step: int) -> Run:
+        folder = save_run(base / "runs" / name, small_model(sequence_len=32), kind="chat", data="talk.jsonl")
+        config = read_config(folder)
+        config["run"]["base"] = {"run": start, "step": step, "data": "fineweb-edu"}
+        write_config(folder, config)
+        return Run.open(folder)
+
+    for run in (fine_tune("mine", "talk", 2), fine_tune("talk", "rewarded", 7)):
+        assert trained_on(run, 7) == trained_on(Run.open(fetched), 2)
+    # A run that was moved to another disk and linked has its base run next to the link.
+    elsewhere = shutil.move(base / "runs" / "talk", tmp_path / "moved")
+    (base / "runs" / "talk").symlink_to(elsewhere)
+    assert trained_on(Run.open(base / "runs" / "talk"), 7).reading.rows == 8
+    # A link to the run from elsewhere has it where the link leads.
+    shutil.move(elsewhere, base / "runs" / "back")
+    (tmp_path / "link").symlink_to(base / "runs" / "back")
+    assert trained_on(Run.open(tmp_path / "link"), 7).reading.rows == 8
+    shutil.rmtree(fetched)
+    assert asdict(trained_on(Run.open(base / "runs" / "back"), 7)) == {
+        "data": "fineweb-edu", "footers": "", "packing": "bestfit", "shards": None, "reading": None
+    }  # fmt: skip

@@ -5,7 +5,7 @@ import json
 import pytest
 from run_fakes import write_chat, write_run
 
-from nanogka.plots.trained_run import TrainedRun, base_folder, check_comparable, differing_settings, find_chat_run
+from nanogka.plots.trained_run import TrainedRun, check_comparable, differing_settings, find_chat_run
 
 
 @pytest.mark.parametrize(
@@ -64,5 +64,5 @@ def test_only_chat_runs_of_this_run_count(tmp_path):
     assert find_chat_run(base) is None
     folder = write_chat(tmp_path / "mine-chat", "d2")
     assert find_chat_run(base).folder == folder
-    assert base_folder(TrainedRun.open(folder)) == base.folder
-    assert base_folder(base) is None
+    assert TrainedRun.open(folder).base_folder == base.folder
+    assert base.base_folder is None

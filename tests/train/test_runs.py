@@ -1,14 +1,18 @@
 """Reading run folders: the right run, sound and whole, or the reason why not."""
 
 import json
+import os
 import shutil
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
+from generate_models import byte_tokenizer, save_run, small_model
 
 from nanogka.checkpoint import Checkpoint, list_checkpoints, save_checkpoint
 from nanogka.evaluate import models as evaluate
-from nanogka.runs import CONFIG, find_run, load_run, read_config, read_metrics, write_config
+from nanogka.runs import CONFIG, EXAMPLES, Run, find_run, load_run, read_config, read_metrics, write_config
 from nanogka.train.base import open_base
 from nanogka.train.chat import ChatSettings
 
@@ -91,3 +95,65 @@ def test_damaged_lines_of_the_metrics_are_left_out_and_counted(tmp_path, capsys)
     assert read_metrics(path) == [{"kind": "train", "step": 1}] * 2
     assert capsys.readouterr().err == f"{path}: 6 damaged lines left out\n"
     assert read_metrics(tmp_path / "none.jsonl") == []
+
+
+def test_the_latest_run_is_the_one_that_was_trained_last_whatever_the_times_of_its_files(base, monkeypatch):
+    for number, (name, kind) in enumerate((("old", "chat"), ("chat", "chat"), ("base", "base"))):
+        monkeypatch.setattr("nanogka.checkpoint.time.time", lambda number=number: 1e9 + number)
+        manifest = save_run(base / "runs" / name, small_model(), kind=kind) / "checkpoints/step_000007/manifest.json"
+        os.utime(manifest, (2e9 - number,) * 2)  # as if it had been copied
+    assert find_run().name == load_run().folder.name == "base"
+    assert find_run(kind="chat").name == "chat"
+    assert find_run(prefer="chat").name == load_run(prefer="chat").folder.name == "chat"
+    for broken, found in (("chat", "old"), ("old", "base")):  # what cannot be loaded is skipped
+        (base / "runs" / broken / "tokenizer/tokenizer.json").write_text("{}")
+        assert load_run(prefer="chat").folder.name == found
+    # Checkpoints of an earlier version do not say when they were made, so the time of their files decides.
+    state = base / "runs/old/checkpoints/step_000007/state.json"
+    state.write_text('{"saved": null}')
+    assert find_run().name == "old"
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused_and_breaks_no_default(base, capsys):
+    save_run(base / "runs" / "sound", small_model(vocab_size=265))
+    save_run(base / "runs" / "wide", small_model(vocab_size=264))
+    assert byte_tokenizer().vocab_size == 265
+    with pytest.raises(ValueError, match=r"^run: .*wide/tokenizer has 265 ids, expected at most the 264 of the model$"):
+        Run.open(base / "runs" / "wide").saved()
+    assert load_run().folder.name == "sound"
+    assert "wide" in capsys.readouterr().err
+
+
+def test_examples_of_another_person_are_read_with_limits(tmp_path):
+    def examples(content: str) -> list[str]:
+        (tmp_path / EXAMPLES).write_text(content)
+        return Run(tmp_path, {}).examples
+
+    assert examples('["Why?", " ", 3, "ä"]') == ["Why?", "ä"]
+    assert examples(json.dumps([f"{i}" * 200 for i in range(9)] + ["x" * 201])) == [f"{i}" * 200 for i in range(8)]
+    assert examples(json.dumps(["x" * 201, "y"])) == ["y"]
+    for bad in ('["a \\ud800 b"]', "[" * 100_000, '{"a": 1}', json.dumps(["a"] * 2**18)):
+        assert examples(bad) == []
+    (tmp_path / EXAMPLES).unlink()
+    os.mkfifo(tmp_path / EXAMPLES)
+    assert Run(tmp_path, {}).examples == []  # without waiting
+
+
+def test_a_configuration_that_is_no_file_is_refused_in_a_line(base, monkeypatch):
+    folder = save_run(base / "runs" / "mine", small_model())
+    config = folder / CONFIG
+    config.unlink()
+    config.symlink_to(config)
+    with pytest.raises(ValueError, match="expected a run's folder"):
+        find_run("mine")
+    config.unlink()
+    # As root, /proc/kmsg looks like an empty file, and a read that would wait returns None.
+    waiting = SimpleNamespace(read=lambda size: None)
+    monkeypatch.setattr("nanogka.common.files.open_regular", lambda *_: nullcontext(waiting))
+    with pytest.raises(ValueError, match=f"^run: {config} cannot be used"):
+        read_config(folder)
+    # Other files of /proc have no size, and do not end.
+    endless = SimpleNamespace(read=lambda size: b"x" * size)
+    monkeypatch.setattr("nanogka.common.files.open_regular", lambda *_: nullcontext(endless))
+    with pytest.raises(ValueError, match=f"^run: {config}: has more than 32,768 bytes"):
+        read_config(folder)

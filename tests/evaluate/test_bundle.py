@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from evaluate_fakes import FakeModel, FakeTokenizer, make_items
+from evaluate_fakes import FakeModel, FakeTokenizer, make_items, write_bundle
 
 from nanogka.evaluate import bundle as bundles
 from nanogka.evaluate.bundle import fetch_bundle, find_bundle, open_bundle, open_core_tasks, read_items
@@ -208,6 +208,26 @@ def test_nanochats_bundle_must_have_the_pinned_hash(archive, tmp_path, monkeypat
 def test_an_address_that_does_not_answer_is_one_line(tmp_path, url):
     with pytest.raises(OSError, match="^could not fetch .*$"):
         fetch_bundle(url, tmp_path / "base/eval_bundle.zip")
+
+
+def test_a_damaged_download_gets_a_note_unless_its_tasks_are_required(base):
+    base.mkdir()
+    (base / "eval_bundle.zip").write_bytes(b"PK but no archive")
+    notes = []
+    assert find_bundle("auto", notes) is None
+    (note,) = notes
+    assert note.startswith(f"left out: eval_bundle: got '{base / 'eval_bundle.zip'}'")
+    with pytest.raises(ValueError, match="^eval_bundle: got .*eval_bundle.zip"):
+        find_bundle("auto", notes, required=True)
+
+
+def test_a_file_of_a_bundle_that_links_to_itself_is_one_line(tmp_path):
+    write_bundle(tmp_path, ["mine"], [])
+    items = tmp_path / "eval_data/items.jsonl"
+    items.unlink()
+    items.symlink_to(items)
+    with pytest.raises(ValueError, match="^task mine: .*items.jsonl does not exist$"):
+        open_bundle(tmp_path).load("mine")
 
 
 def test_auto_opens_an_earlier_download_and_only_download_fetches(archive, base, monkeypatch):

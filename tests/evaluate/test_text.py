@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from nanogka.data import hub_corpora, open_corpus
 from nanogka.data.corpus import write_manifest
 from nanogka.data.loader import PackingLoader, StreamSettings, validation_batches
 from nanogka.evaluate.bpb import measure_bits_per_byte
-from nanogka.evaluate.text import Reading, measure_documents, measure_text, trained_on
+from nanogka.evaluate.text import Reading, TextMeasure, measure_documents, measure_text, trained_on
 from nanogka.runs import Run, read_config, write_config
 from scripts import base_train
 from scripts.base_eval import main
@@ -83,6 +84,26 @@ def test_each_document_has_the_nats_and_bytes_of_its_own_text(corpus):
     document = together.to_json()
     assert document["number"] == sorted(found)
     assert document["bytes"] == [found[number].bytes for number in document["number"]]
+
+
+def test_the_measurement_of_a_text_does_not_depend_on_batches_or_ranks(corpus):
+    model, tokenizer = small_model("GD", sequence_len=LENGTH), byte_tokenizer()
+
+    def measured(batch_size: int, ranks: int = 1) -> TextMeasure:
+        options = {"batch_size": batch_size, "sequence_len": LENGTH, "max_tokens": 40 * LENGTH}
+        shares = [validation_batches(corpus, tokenizer, ranks=Ranks(i, i, ranks), **options) for i in range(ranks)]
+        parts = [measure_documents(model, share, tokenizer.token_bytes()) for share in shares]
+        gathering = SimpleNamespace(all_gather=lambda _: parts)
+        return measure_text(model, [], tokenizer.token_bytes(), gathering)
+
+    one = measured(1)
+    assert one.interval.count > 20
+    assert 0.001 < one.interval.error < 0.2
+    for other in (measured(8), measured(3, ranks=2), measured(1, ranks=5)):
+        assert other.documents.keys() == one.documents.keys()
+        assert other.interval.count == one.interval.count
+        assert other.total.value == pytest.approx(one.total.value, rel=1e-6)
+        assert other.interval.error == pytest.approx(one.interval.error, rel=1e-5)
 
 
 def whole(batch) -> list:

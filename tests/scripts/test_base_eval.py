@@ -11,6 +11,7 @@ from generate_models import save_run
 from rank_worlds import run_training
 from world import make_text, make_tokenizer
 
+from nanogka.common.digest import digest_of_code
 from nanogka.evaluate import core
 from nanogka.model import GPT, GPTConfig
 from nanogka.tokenizer import Tokenizer
@@ -108,6 +109,21 @@ def test_without_a_bundle_tasks_come_from_the_validation_text(evaluate, measure,
     assert (code, err.count("\n"), "http://127.0.0.1:9/bundle.zip" in err) == (1, 1, True)
 
 
+def test_a_task_that_the_text_is_too_short_for_is_left_out_unless_it_is_named(evaluate, measure, tmp_path):
+    make_text(tmp_path / "short", random.Random(0), 120)
+    data = ["--data", str(tmp_path / "short"), "--split-tokens", "600"]
+    document, out = measure(*data)
+    assert document["complete"]
+    assert set(document["bpb"]) == {"train", "val"}
+    assert "true_continuation" not in {task["name"] for task in document["tasks"]}
+    (note,) = (note for note in document["notes"] if "true_continuation" in note)
+    assert note.startswith("left out: true_continuation: got")
+    assert note in out
+    code, _, err = evaluate(*data, "--tasks", "true_continuation")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "true_continuation: got" in err
+
+
 def test_a_damaged_checkpoint_is_replaced_by_an_earlier_one(measure, base):
     flags = ["--eval", "bpb", "--split-tokens", "600"]
     document, _ = measure("--step", "3", *flags)
@@ -172,6 +188,23 @@ def test_a_finished_evaluation_is_not_repeated_unless_something_changed(measure,
         made = (tmp_path / "out.json").stat().st_mtime_ns
         measure(*flags, *more)
         assert (tmp_path / "out.json").stat().st_mtime_ns > made, more
+
+
+def test_other_text_at_the_same_path_and_other_code_are_measured_again(measure, base, tmp_path, monkeypatch):
+    make_text(tmp_path / "text", random.Random(1), 80)
+    flags = ["--run", "tiny", "--eval", "bpb", "--split-tokens", "600", "--data", str(tmp_path / "text")]
+    first, _ = measure(*flags)
+    assert measure(*flags)[0] == first
+    for path in (tmp_path / "text").iterdir():
+        path.write_text(path.read_text().replace("cat", "dog"))  # of equal length
+    second, _ = measure(*flags)
+    assert second["bpb"]["val"] != first["bpb"]["val"]
+    for package in ("nanogka.model", "nanogka.evaluate", "nanogka.attention", "nanogka.data"):
+        known = digest_of_code
+        monkeypatch.setattr(
+            "nanogka.common.digest.digest_of_code", lambda name, known=known, own=package: f"{name == own}{known(name)}"
+        )
+        assert measure(*flags)[0]["made_from"] != second["made_from"]
 
 
 def test_a_stopped_evaluation_continues_with_the_first_unfinished_task(

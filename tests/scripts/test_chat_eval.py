@@ -1,15 +1,20 @@
 """scripts.chat_eval on a tiny chat model: processes share the questions, and only a finished evaluation is complete."""
 
 import json
+from functools import partial
 
 import pytest
 from evaluate_fakes import write_bundle
 from generate_models import byte_tokenizer, save_run, small_model
 from rank_worlds import run_training
 
+from nanogka.common.cli import command
+from nanogka.common.digest import digest_of_code
 from nanogka.evaluate import chat
+from nanogka.evaluate.settings import ChatEvalSettings
 from scripts import chat_eval
 from tasks import BENCHMARKS
+from tasks.skills import evaluations
 
 FLAGS = "--run talk --tasks arc_easy,copying --max-per-task 5 --device cpu --dtype float32".split()
 
@@ -52,6 +57,45 @@ def test_a_finished_evaluation_is_not_repeated_unless_something_changed(base, fl
         assert asked == expected
     assert chat_eval.main([*flags, "--max-per-task", "4"]) == 0
     assert len(capsys.readouterr().out.splitlines()[-2:]) == 2
+
+
+def test_a_question_that_is_judged_differently_is_asked_again(base, flags, monkeypatch):
+    """Answers, length of replies, judges with their arguments and code: each decides the score."""
+    asked, evaluate = [], chat.evaluate_chat_task
+    monkeypatch.setattr(chat, "evaluate_chat_task", lambda *args: asked.append(args[1].name) or evaluate(*args))
+
+    def is_asked(*, answer="one", judge=chat.exactly, max_tokens=4, chance=0.5) -> bool:
+        task = chat.ChatTask("mine", [chat.ChatItem("Which?", answer, judge)], chance, max_tokens)
+        asked.clear()
+        words = [f"--{name}={value}" for name, value in (("run", "talk"), ("device", "cpu"), ("dtype", "float32"))]
+        body = partial(chat.evaluate_chat, skills={"mine": lambda most: task}, benchmarks={}, chatcore={})
+        assert command("chat_eval", ChatEvalSettings, lambda settings, errors: body(settings, errors), "")(words) == 0
+        return bool(asked)
+
+    assert [is_asked(), is_asked()] == [True, False]
+    with_tests = [{"judge": partial(judge, tests)} for tests in "ab"]
+    others = [{"answer": "two"}, {"max_tokens": 5}, {"chance": 0.25}, {"judge": judge_by_tests}, *with_tests]
+    for more in others:
+        assert is_asked(**more), more
+        assert not is_asked(**more), more
+    known = digest_of_code
+    monkeypatch.setattr("nanogka.common.digest.digest_of_code", lambda name: f"{name == __name__}{known(name)}")
+    assert is_asked(**more)
+
+
+def judge(tests: str, reply: str, answer: str) -> bool:
+    return reply == answer + tests
+
+
+def judge_by_tests(reply: str, answer: str) -> bool:
+    return reply == answer
+
+
+def test_the_chance_level_is_not_that_of_the_few_questions_that_are_asked(base, flags, capsys):
+    assert chat_eval.main([*flags, "--tasks", "counting", "--max-per-task", "1"]) == 0
+    (task,), _ = results(base)
+    assert task["items"] == 1
+    assert task["chance"] == evaluations()["counting"](150).chance < 0.9
 
 
 def test_a_stopped_evaluation_is_not_complete(base, flags, monkeypatch):

@@ -1,6 +1,6 @@
 """Talk to a trained model, interactively or with one prompt.
 
-    python -m scripts.chat_cli                                       the latest run
+    python -m scripts.chat_cli                                       the latest chat model, or else the latest run
     python -m scripts.chat_cli --run d4-gaussian -p "The with statement"
     echo "The with statement" | python -m scripts.chat_cli --temperature 0
     python -m scripts.chat_cli --examples                            replies to questions that show what it learned

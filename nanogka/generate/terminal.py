@@ -36,7 +36,7 @@ def chat(settings: ChatSettings, errors: Errors) -> int:
     errors.capture(lambda: find_run(settings.run))
     errors.raise_if_any()
 
-    run = load_run(settings.run, device, settings.step, dtype)
+    run = load_run(settings.run, device, settings.step, dtype, prefer="chat")
     name, is_chat, context = run.folder.name, run.kind == "chat", run.model.config.sequence_len
     size, precision = sum(p.numel() for p in run.model.parameters()), str(run.model.compute_dtype)
     where = f"{run.model.device}, {precision.removeprefix('torch.')}"

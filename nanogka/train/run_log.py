@@ -133,22 +133,16 @@ def prepare_folder(folder: Path, step: int, empty: bool) -> None:
 
 
 def describe_best(folder: Path, monitor: str, validations: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """Name the checkpoint with the best validation, and how noisy that figure is; None if there is nothing to choose.
-
-    The standard error is that of the text: all checkpoints were measured on the same text, so they differ with less.
-    """
+    """Name the checkpoint with the best validation, and that figure; None if there is nothing to choose."""
     steps = [step_of(path) for path in list_checkpoints(folder)]
     values = {step: float(validations[step][monitor]) for step in steps if step in validations}
     values = {step: value for step, value in values.items() if math.isfinite(value)}
     if len(values) < 2:
         return None
     best = min(values, key=values.__getitem__)
-    line = validations[best]
-    numbers = {name: line[name] for name in (monitor, f"{monitor}_se", "val_tokens") if name in line}
-    error = line.get(f"{monitor}_se", 0.0)
-    close = [str(step) for step, value in values.items() if step != best and value - values[best] < error]
-    others = f"; within one SE of it: step {', '.join(close)}" if close else ""
-    return f"best checkpoint kept: step {best}, {', '.join(describe_numbers(numbers))}{others}"
+    numbers = {name: validations[best].get(name) for name in (monitor, f"{monitor}_se", "val_tokens")}
+    numbers = {name: value for name, value in numbers.items() if value is not None}
+    return f"best checkpoint kept: step {best}, {', '.join(describe_numbers(numbers))}"
 
 
 def build_config_file(plan: TrainPlan) -> dict:

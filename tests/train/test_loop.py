@@ -116,11 +116,11 @@ def test_a_validation_says_its_tokens_and_its_error(base, flags, capsys):
     assert f"best checkpoint kept: step 2, val_bpb {shown}" in said
 
 
-def test_checkpoints_within_the_error_of_the_best_one_are_named(tmp_path):
-    for step in (10, 20, 30):
+def test_the_best_checkpoint_is_the_kept_one_with_the_lowest_finite_validation(tmp_path):
+    for step in (10, 20, 30, 40):
         (tmp_path / f"step_{step:06}").mkdir()
-    lines = {10: 1.30, 20: 1.00, 30: 1.04}
+    lines = {5: 0.5, 10: 1.30, 20: 1.00, 30: 1.04, 40: float("nan")}  # step 5 is not kept
     lines = {step: {"val_bpb": value, "val_bpb_se": 0.05, "val_tokens": 16300} for step, value in lines.items()}
-    expected = "best checkpoint kept: step 20, val_bpb 1.0000 ± 0.0500 SE (16,300 tokens); within one SE of it: step 30"
+    expected = "best checkpoint kept: step 20, val_bpb 1.0000 ± 0.0500 SE (16,300 tokens)"
     assert describe_best(tmp_path, "val_bpb", lines) == expected
     assert describe_best(tmp_path, "val_bpb", {20: lines[20]}) is None

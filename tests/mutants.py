@@ -105,6 +105,42 @@ MUTANTS = [
         "tests/evaluate/test_text.py",
     ),
     M(
+        "nanogka/evaluate/text.py",
+        'shards = None, run.fact("shards")',
+        "shards = None, None",
+        "tests/evaluate/test_text.py::test_the_text_of_a_run_is_found_at_every_checkpoint",
+    ),
+    M(
+        "nanogka/evaluate/run.py",
+        "[corpus.fingerprint, corpus.footers, dataclasses.asdict(learned)] if corpus else []",
+        "[]",
+        "tests/scripts/test_base_eval.py::test_other_text_at_the_same_path_and_other_code_are_measured_again",
+    ),
+    M(
+        "nanogka/evaluate/chat.py",
+        "[item.prompt, item.answer, item.letters, ",
+        "[item.prompt, item.letters, ",
+        "tests/scripts/test_chat_eval.py::test_a_question_that_is_judged_differently_is_asked_again",
+    ),
+    M(
+        "nanogka/evaluate/chat.py",
+        "[task.name, task.max_tokens, ",
+        "[task.name, ",
+        "tests/scripts/test_chat_eval.py::test_a_question_that_is_judged_differently_is_asked_again",
+    ),
+    M(
+        "nanogka/runs.py",
+        "if tokenizer.vocab_size > self.gpt_config.vocab_size:",
+        "if False:",
+        "tests/train/test_runs.py::test_a_tokenizer_with_more_ids_than_the_model_is_refused_and_breaks_no_default",
+    ),
+    M(
+        "nanogka/runs.py",
+        " and prefer in (None, found)",
+        "",
+        "tests/train/test_runs.py::test_the_latest_run_is_the_one_that_was_trained_last_whatever_the_times_of_its_files",
+    ),
+    M(
         "nanogka/data/packing.py",
         "self.placed.append((document, at,",
         "self.placed.append((document, at + 1,",

@@ -226,13 +226,12 @@ def evaluate_chat(
     evaluated = open_run(settings.run, settings.step, device, dtype, kind="chat")
     notes = damaged_checkpoints(evaluated.own) if settings.step is None else []
     tasks = _open_tasks(settings, skills, benchmarks, notes)
-    model = ChatModel(
-        Engine(evaluated.own.model, evaluated.own.tokenizer), settings.batch_tokens or default_batch_tokens(device)
-    )
+    batch_tokens = settings.batch_tokens or default_batch_tokens(device)
+    model = ChatModel(Engine(evaluated.own.model, evaluated.own.tokenizer), batch_tokens)
     judges = {_function(item.judge).__module__ for task in tasks for item in task.items}
-    deciding = [evaluated.to_json(), evaluated.fingerprint, model.batch_tokens, *map(_facts, tasks)]
+    deciding = [evaluated.to_json(), evaluated.fingerprint, batch_tokens, *map(_facts, tasks)]
     made_from = key_of(deciding, sorted(judges))
-    document = Document.open(evaluated, settings, OUTPUT, made_from, notes, ranks)
+    document = Document.open(evaluated, settings, OUTPUT, made_from, notes, ranks, batch_tokens=batch_tokens)
     with ranks.process_group(device):
         if document.is_finished_by(document.earlier()):
             return

@@ -60,7 +60,7 @@ class Document:
         """Begin the results that the settings ask for. `file` is their default name, `made_from` a `key_of` them."""
         path = expand_path(settings.output or model.folder / file)
         about = {"settings": dataclasses.asdict(settings), "notes": list(notes)}
-        content = model.to_json() | {"complete": False, "made_from": made_from} | head | about
+        content = model.to_json() | {"complete": False, "made_from": made_from, "tasks": []} | head | about
         return cls(path, model.title, content, settings, ranks, time.perf_counter())
 
     def earlier(self) -> dict[str, Any]:

@@ -60,7 +60,8 @@ def evaluate(settings: EvalSettings, errors: Errors, made: Makers, core: Sequenc
     text = [corpus.fingerprint, corpus.footers, dataclasses.asdict(learned)] if corpus else []
     made_from = key_of([computed, settings.parts, settings.split_tokens, text, keys])
     data = str(corpus.path) if corpus else ""
-    document = Document.open(model, settings, "evaluation.json", made_from, notes, ranks, data=data)
+    head = {"data": data, "batch_tokens": batch_tokens}
+    document = Document.open(model, settings, "evaluation.json", made_from, notes, ranks, **head)
     with ranks.process_group(device):
         earlier = {} if settings.predictions else document.earlier()
         if document.is_finished_by(earlier):

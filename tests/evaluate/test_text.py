@@ -167,7 +167,12 @@ def test_train_bits_per_byte_are_of_text_that_the_run_has_read_and_packing_is_th
 
     def evaluate(*more: str) -> dict:
         assert main([*flags, *more]) == 0
-        return json.loads(capsys.readouterr().out.splitlines()[-1])
+        *lines, document = capsys.readouterr().out.splitlines()
+        counts = (document := json.loads(document))["bpb_counts"]["train"]
+        read = " that the run has read" if counts["learned"] else ", perhaps not read by the run"
+        sample = f"{counts['tokens']:,} tokens of {counts['documents']:,} documents{read}, {counts['bytes']:,} bytes"
+        assert any(line.startswith("train bits per byte") and line.endswith(sample) for line in lines)
+        return document
 
     found = evaluate()
     counts = found["bpb_counts"]

@@ -15,6 +15,9 @@ from types import CodeType, FrameType
 
 import torch
 
+from nanogka.common.files import atomic_write
+from nanogka.web.page import document
+
 ROOT = Path(__file__).parents[1]
 UNSEEN = (__file__, f"{ROOT}/scripts/trace.py")  # what prepares a walk is not part of it
 FOLDERS = tuple(f"{ROOT / name}/" for name in ("nanogka", "scripts", "tasks"))
@@ -89,23 +92,15 @@ def record() -> Iterator[Walk]:
         walk.open = False
 
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ max-width: 76rem; margin: 0 auto; padding: 1rem 1.5rem; font: 15px/1.5 system-ui, sans-serif; }}
-h2 {{ margin: 1.4rem 0 .2rem; font-size: 1rem; }} h2 span {{ color: GrayText; font-weight: 400; }}
-table {{ border-collapse: collapse; width: 100%; font: 12.5px/1.5 ui-monospace, monospace; }}
-td {{ padding: 0 .6rem; vertical-align: top; }} td:first-child {{ color: GrayText; text-align: right; width: 3rem; }}
-td:nth-child(2) {{ white-space: pre-wrap; }} td:last-child {{ color: #0072B2; text-align: right; }}
-@media (prefers-color-scheme: dark) {{ td:last-child {{ color: #6CB8EE; }} }}
-</style></head><body>
-<h1>{title}</h1>
-<p>{summary}</p>
-{blocks}
-</body></html>
+STYLE = """
+body { max-width: 76rem; padding: 1rem 1.5rem; font-size: 15px; }
+h2 { margin: 1.4rem 0 .2rem; font-size: 1rem; }
+h2 span, td:first-child { color: var(--faint); font-weight: 400; }
+table { border-collapse: collapse; width: 100%; font: 12.5px/1.5 var(--mono); }
+td { padding: 0 .6rem; vertical-align: top; }
+td:first-child { text-align: right; width: 3rem; }
+td:nth-child(2) { white-space: pre-wrap; direction: ltr; }
+td:last-child { color: var(--accent); text-align: right; }
 """
 
 
@@ -122,6 +117,6 @@ def write_page(walk: Walk, title: str, path: Path) -> None:
         blocks.append(f"<tr><td>{line.number}</td><td>{html.escape(line.source)}</td><td>{made}</td></tr>")
     blocks += ["</table>"] if last else []
     summary = f"{len(walk.lines)} lines in {len(walk.files)} files, in the order in which each line ran first."
-    page = PAGE.format(title=html.escape(title), summary=summary, blocks="\n".join(blocks))
+    body = f"<h1>{html.escape(title)}</h1>\n<p>{summary}</p>\n" + "\n".join(blocks)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    atomic_write(path, document(title, body, STYLE))

@@ -56,7 +56,7 @@ def body(settings: Settings, errors: Errors) -> int:
             return 0
         code, results = study.run(), study.results
     if settings.report or results.rows:
-        from nanogka.study.report import write_report  # needs seaborn
+        from nanogka.study.report import write_report  # needs pandas
 
         folder = expand_path(settings.output) if settings.output else file.parent
         others = []

@@ -17,7 +17,7 @@ from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path
 from nanogka.common.files import read_text as read_file
 from nanogka.common.formatting import one_line
-from nanogka.common.pages import is_made_from
+from nanogka.web.page import is_made_from
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from nanogka import backends
 from nanogka.bench.first_stages import STAGES, Place, family
 from nanogka.common.cli import flag
 from nanogka.common.errors import Errors, in_one_line
+from nanogka.common.files import atomic_write
 from nanogka.common.formatting import duration, markdown_table
 from nanogka.common.gpus import count_gpus
 from nanogka.common.runtime import Hardware, known_peaks
@@ -63,7 +64,7 @@ def run(settings: Settings, errors: Errors) -> int:
     failed = [name for name in names if not run_stage(name, place)]
     results = [json.loads(line) for line in (place.out / "results.jsonl").read_text().splitlines()]
     rows = [(line["stage"], result_text(line)) for line in results]
-    (place.out / "results.md").write_text(markdown_table(["stage", "result"], rows, left=2) + "\n")
+    atomic_write(place.out / "results.md", markdown_table(["stage", "result"], rows, left=2) + "\n")
     print(f"results: {place.out / 'results.md'}")
     print(verdict(results, failed, settings.price) + (" (smoke: a CPU's numbers)" if place.smoke else ""))
     return int(bool(failed))

@@ -113,22 +113,23 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def atomic_write(path: Path, text: str, private: bool = False) -> None:
-    """Replace a file by `text` in UTF-8. A crash leaves the old file. Only its owner can read a `private` one.
+def atomic_write(path: Path, content: str | bytes, private: bool = False) -> None:
+    """Replace a file by `content`, text in UTF-8. A crash leaves the old file. Only its owner can read a `private` one.
 
-    A link is followed. Text for a pipe or device, such as /dev/null, is written into it.
+    A link is followed. Content for a pipe or device, such as /dev/null, is written into it.
     """
     path = Path(os.path.realpath(path))
+    data = content.encode("utf-8") if isinstance(content, str) else content
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with annotate_oserror(path):
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(data)
             return
         try:
-            with partial.open("w", encoding="utf-8") as file:
+            with partial.open("wb") as file:
                 if private:
                     os.fchmod(file.fileno(), 0o600)
-                file.write(text)
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)

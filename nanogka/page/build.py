@@ -5,18 +5,17 @@ Its source and the weights are text in the file; the policy in its head allows t
 """
 
 import base64
-import html
 import re
 from dataclasses import dataclass
 
 import torch
 
-from nanogka.common.pages import as_data, fill, parts_of
 from nanogka.export.config import network_config
 from nanogka.model import GPT
 from nanogka.page.weights import Packed, pack, with_rounded_weights
 from nanogka.runs import LoadedRun
 from nanogka.tokenizer import SPLIT_PATTERN, Tokenizer
+from nanogka.web.page import as_data, document, fill, parts_of
 
 ENGINE = ("tokenizer.js", "model.js", "calculator.js", "worker.js")
 SUPPORTED = ("gaussian", "softmax")  # kinds of `network_config` that model.js computes
@@ -76,15 +75,14 @@ def page_size(model: GPT, element_bytes: int) -> int:
 def fill_in(spec: dict, weights: bytes) -> str:
     """The HTML file with its parts in place."""
     parts = parts_of("nanogka.page")
-    return fill(
+    body = fill(
         parts["page.html"],
-        parts["page.js"],
-        title=html.escape(f"{spec['tag']}: a language model in a page"),
-        style=parts["page.css"],
         engine='"use strict";\n' + "\n".join(parts[name] for name in ENGINE),
         spec=as_data(spec),
         weights=base64.b64encode(weights).decode(),
     )
+    title = f"{spec['tag']}: a language model in a page"
+    return document(title, body, parts["page.css"], parts["page.js"], "worker-src blob:")
 
 
 def tokenizer_spec(tokenizer: Tokenizer) -> dict:

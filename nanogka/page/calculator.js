@@ -1,11 +1,16 @@
-/* The calculator that a chat model calls: nanogka/generate/calculator.py. Whole numbers are BigInt, others Number. */
+/* The calculator that a chat model calls: nanogka/generate/calculator.py. Whole numbers are BigInt, others Number.
 
-const WORDS = /\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|"[^"\\]*"|'[^'\\]*'|\/\/|[-+*/%().]|count)/y;
+   It refuses some spellings that Python allows (1_000, 0x10, backslashes, comments, line ends, triple quotes). What it
+   computes is what Python computes. */
+
+const BLANKS = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]+"; // of Python's `strip`
+const ENDS = new RegExp(`^${BLANKS}|${BLANKS}$`, "g");
+const WORDS = /[ \t\f]*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|"[^"\\\n\r\0]*"|'[^'\\\n\r\0]*'|\/\/|[-+*/%().,]|count)[ \t\f]*/y;
 
 /** The value of an expression as Python prints it, or null if it is not one that is allowed. */
 function calculate(text) {
-  if (text.length > 200) return null;
-  text = (/["']/.test(text) ? text : text.replaceAll(",", "")).trim();
+  if ([...text].length > 200 || /"""|'''/.test(text)) return null;
+  text = (/["']/.test(text) ? text : text.replaceAll(",", "")).replace(ENDS, "");
   const words = [];
   WORDS.lastIndex = 0;
   while (WORDS.lastIndex < text.length) {
@@ -15,9 +20,9 @@ function calculate(text) {
   }
   try {
     const value = terms(words);
-    if (words.length || !Number.isFinite(Number(value))) return null;
+    if (words.length || !isNumber(value) || !Number.isFinite(Number(value))) return null;
     return typeof value === "bigint" ? String(value) : printed(value);
-  } catch { // a division of BigInt by zero, or a SyntaxError of `expect`
+  } catch { // a SyntaxError of `expect`
     return null;
   }
 }
@@ -26,6 +31,7 @@ function expect(valid) {
   if (!valid) throw new SyntaxError("not an expression that is allowed");
 }
 
+const isNumber = (value) => typeof value === "bigint" || typeof value === "number";
 const terms = (words) => chain(words, ["+", "-"], (rest) => chain(rest, ["*", "/", "//", "%"], factor));
 
 function chain(words, operators, part) {
@@ -35,36 +41,78 @@ function chain(words, operators, part) {
 }
 
 function factor(words) {
+  if (words[0] !== "-" && words[0] !== "+") return called(words);
+  const sign = words.shift(), value = factor(words);
+  expect(isNumber(value));
+  return sign === "-" ? -value : value;
+}
+
+/** A number, a text, or a call of a text's `count`. */
+function called(words) {
+  let value = atom(words);
+  while (words[0] === "." || (words[0] === "(" && value.counted !== undefined)) {
+    if (words.shift() === ".") {
+      expect(typeof value === "string" && words.shift() === "count");
+      value = { counted: value };
+    } else {
+      const { counted } = value, sought = terms(words);
+      expect(typeof sought === "string");
+      if (words[0] === ",") words.shift();
+      expect(words.shift() === ")");
+      value = BigInt(sought ? counted.split(sought).length - 1 : [...counted].length + 1);
+    }
+  }
+  return value;
+}
+
+function atom(words) {
   const word = words.shift() ?? "";
-  if (word === "-" || word === "+") return word === "-" ? -factor(words) : factor(words);
   if (word === "(") {
     const value = terms(words);
     expect(words.shift() === ")");
     return value;
   }
-  if (/^["']/.test(word)) { // "text".count("t")
-    const [dot, count, open, needle = "", close] = words.splice(0, 5);
-    expect([dot, count, open, close].join("") === ".count()" && /^["']/.test(needle));
-    const inside = word.slice(1, -1), sought = needle.slice(1, -1);
-    return BigInt(sought ? inside.split(sought).length - 1 : [...inside].length + 1);
+  if (/^["']/.test(word)) {
+    let text = word.slice(1, -1);
+    while (/^["']/.test(words[0] ?? "")) text += words.shift().slice(1, -1); // "a" "b" is "ab"
+    return text;
   }
   expect(/^[.\d]*\d/.test(word) && !/^0\d*[1-9]\d*$/.test(word)); // Python has no 012
   return /^\d+$/.test(word) ? BigInt(word) : Number(word);
 }
 
 function operate(operator, a, b) {
-  if (operator === "/" || typeof a !== typeof b) [a, b] = [Number(a), Number(b)];
-  expect(!"/%".includes(operator[0]) || Number(b) !== 0);
+  expect(isNumber(a) && isNumber(b));
+  if (typeof a !== typeof b) [a, b] = [Number(a), Number(b)];
   if (operator === "+") return a + b;
   if (operator === "-") return a - b;
   if (operator === "*") return a * b;
-  if (operator === "/") return a / b;
-  const zero = typeof a === "bigint" ? 0n : 0; // Python rounds a quotient down: the rest has the sign of b
+  expect(Number(b) !== 0);
+  if (operator === "/") return typeof a === "bigint" ? ratio(a, b) : a / b;
+  // Python rounds a quotient down: the rest has the sign of b.
   let rest = a % b;
-  if (rest !== zero && rest < zero !== b < zero) rest += b;
-  if (operator === "%") return rest === zero && zero === 0 && b < 0 ? -0 : rest === zero ? zero : rest;
-  const quotient = (a - rest) / b;
-  return typeof a === "bigint" ? quotient : Math.round(quotient) || 0 * Math.sign(a / b);
+  if (typeof a === "bigint") {
+    if (rest !== 0n && rest < 0n !== b < 0n) rest += b;
+    return operator === "%" ? rest : (a - rest) / b;
+  }
+  let quotient = (a - rest) / b;
+  if (rest === 0) rest = b < 0 ? -0 : 0;
+  else if (rest < 0 !== b < 0) {
+    rest += b;
+    quotient -= 1;
+  }
+  if (operator === "%") return rest;
+  if (quotient === 0) return a / b < 0 || Object.is(a / b, -0) ? -0 : 0;
+  const down = Math.floor(quotient);
+  return quotient - down > 0.5 ? down + 1 : down;
+}
+
+/** a / b of whole numbers of any size, rounded once. */
+function ratio(a, b) {
+  const size = (value) => value.toString(2).replace("-", "").length, shift = BigInt(size(a) - size(b) - 66);
+  const [above, below] = shift > 0n ? [a, b << shift] : [a << -shift, b];
+  const quotient = above / below, odd = above % below ? (a < 0n === b < 0n ? 1n : -1n) : 0n; // more than 64 bits, and a rest
+  return Number(2n * quotient + odd) * 2 ** (Number(shift) - 1);
 }
 
 /** A float as Python's repr: the same shortest digits, and an exponent below −4 or from 16 on. */

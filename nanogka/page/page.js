@@ -1,21 +1,10 @@
-"use strict";
-const $ = (id) => document.getElementById(id);
 const spec = JSON.parse($("spec").textContent);
 const MOST = 256; // tokens that are read: every head has a square of this size
 const HEADS = spec.num_attention_heads;
 const state = { mode: spec.kind === "chat" ? "chat" : "text", turns: [], token: Infinity, layer: 0, head: 0 };
 let trained, shown, pointed = null, writing = false, busy = false, stale = false;
 
-/** An element with properties and children; strings become text, never markup. */
-function make(tag, properties = {}, ...children) {
-  const element = Object.assign(document.createElement(tag), properties);
-  element.append(...children);
-  return element;
-}
-const visible = (label) => label.replace(/\n/g, "↵\n").replace(/\t/g, "→\t");
-const word = (label) => label.replace(/\n/g, "↵").replace(/\t/g, "→").replace(/ /g, "·");
 const quoted = (i) => `“${word(shown.labels[i])}”`;
-const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
 const copy = (value) => JSON.parse(JSON.stringify(value));
 /** The token under the mouse, else the chosen one, at first the last; a finished reply's mark predicts nothing. */
 function token() {
@@ -100,12 +89,6 @@ function write() {
 
 // ---- what is shown ----
 
-/** Color an element: `share` from 0 to 1 of the color `name`. */
-function color(element, share, name) {
-  element.style.backgroundColor = share > 0.004 ? `rgb(var(--${name}) / ${Math.min(1, share).toFixed(3)})` : "";
-  element.classList.toggle("strong", share > 0.6);
-}
-
 function draw() {
   const change = shown.perByte - shown.perByteBefore, [number, unit, effect] = $("score").children;
   const scored = Number.isFinite(shown.perByte), changed = JSON.stringify(state.changes) !== JSON.stringify(trained);
@@ -183,22 +166,20 @@ function drawHead(l, h) {
   card.querySelector("[type=range]").value = Math.log2(sigma[h] / trained[l].sigma[h]);
   card.querySelector("[type=checkbox]").checked = cut[h];
   card.classList.toggle("cut", cut[h]);
-  const picture = new ImageData(n, n), sums = { itself: 0, same: 0, after: 0 };
-  const rgb = getComputedStyle(card).getPropertyValue("--weight").trim().split(/\s+/);
+  const sums = { itself: 0, same: 0, after: 0 };
   let repeats = 0; // tokens that the text has had before
   for (let i = 0; i < n; i++) {
     for (let j = 0; j <= i; j++) {
       const share = weight(l, h, i, j);
-      picture.data.set([...rgb, 255 * Math.sqrt(share)], 4 * (i * n + j));
       if (j === i) sums.itself += share;
       else if (shown.ids[j] === shown.ids[i]) sums.same += share;
       else if (j > 0 && shown.ids[j - 1] === shown.ids[i]) sums.after += share;
     }
     repeats += shown.ids.indexOf(shown.ids[i]) < i;
   }
-  const canvas = Object.assign(card.querySelector("canvas"), { width: n, height: n });
+  const canvas = card.querySelector("canvas");
+  drawTriangle(canvas, n, (i, j) => Math.sqrt(weight(l, h, i, j)));
   canvas.style.imageRendering = n > canvas.clientWidth ? "auto" : "pixelated"; // squares, unless some would be left out
-  canvas.getContext("2d").putImageData(picture, 0, 0);
   const shares = [sums.itself / n, sums.same / repeats, sums.after / repeats];
   card.querySelectorAll("i").forEach((place, k) => {
     place.textContent = Number.isFinite(shares[k]) ? percent(shares[k]) : "—";
@@ -293,7 +274,7 @@ for (const id of ["source", "draft"]) $(id).addEventListener("input", () => {
   refresh();
 });
 $("draft").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing || writing) return;
+  if (!sends(event) || writing) return;
   event.preventDefault();
   write();
 });
@@ -322,13 +303,13 @@ $("tokens").addEventListener("click", (event) => {
   drawToken();
 });
 $("tokens").addEventListener("keydown", (event) => {
-  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key] ?? 0, turn = { ArrowUp: -1, ArrowDown: 1 }[event.key] ?? 0;
-  if (!step && !turn) return;
+  const [step, turn] = arrow(event) ?? [];
+  if (step === undefined) return;
   event.preventDefault();
   state.token = Math.max(0, Math.min(shown.ids.length - 1, token() + step));
   pointed = null;
   const heads = HEADS * spec.num_hidden_layers, next = (state.layer * HEADS + state.head + turn + heads) % heads;
   choose(Math.floor(next / HEADS), next % HEADS);
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+addEventListener("theme", () => shown && draw());
 post("load", { spec, weights: $("weights").textContent });

@@ -5,17 +5,18 @@ const LN2 = Math.log(2);
 let network, tokenizer, special, reading, written, stopped;
 const mark = (name) => special[`<|${name}|>`];
 
-/** Token ids of a text or a conversation, and which of them are scored: all of a text, or what a model replied. */
-function idsOf({ text, turns, draft }) {
+/** Token ids of a text or a conversation, of which `most` matter, and which of them are scored: all of a text, or what
+    a model replied. */
+function idsOf({ text, turns, draft }, most) {
   const ids = [special["<|bos|>"]], scored = [false];
   const append = (more, own) => more.forEach((id) => {
     ids.push(id);
     scored.push(own);
   });
   const ask = (prompt) => {
-    append([mark("user_start"), ...tokenizer.encode(prompt), mark("user_end"), mark("assistant_start")], false);
+    append([mark("user_start"), ...tokenizer.encode(prompt, most), mark("user_end"), mark("assistant_start")], false);
   };
-  if (text !== undefined) append(tokenizer.encode(text), true);
+  if (text !== undefined) append(tokenizer.encode(text, most), true);
   for (const turn of turns ?? []) {
     ask(turn.prompt);
     let own = true; // the calculator's output is not the model's
@@ -57,7 +58,8 @@ function pass(state, changes, first) {
 }
 
 function read({ source, changes, most }) {
-  const { ids: all, scored } = idsOf(source), ids = all.slice(0, Math.min(most, network.context)), n = ids.length;
+  most = Math.min(most, network.context);
+  const { ids: all, scored } = idsOf(source, most), ids = all.slice(0, most), n = ids.length;
   if (String(reading?.ids) !== String(ids)) {
     reading = Object.assign(network.newState(n), { ids, changes: network.trained() });
     reading.attention = new Float32Array(network.L * network.H * n * n);
@@ -84,10 +86,10 @@ function read({ source, changes, most }) {
 async function write({ source, changes, temperature, most = 256, kept = 50 }) {
   const chat = source.text === undefined, { C, context } = network;
   const longest = context - Math.min(most, context >> 2); // the reply needs room
-  let { ids } = idsOf(source);
+  let { ids } = idsOf(source, context);
   while (chat && source.turns.length && ids.length > longest) { // the oldest turns go if the context is too short
     source.turns.shift();
-    ({ ids } = idsOf(source));
+    ({ ids } = idsOf(source, context));
   }
   const key = JSON.stringify(changes);
   let start = 0; // positions before it are known from the last call
@@ -109,7 +111,7 @@ async function write({ source, changes, temperature, most = 256, kept = 50 }) {
     ids.push(id);
     if (id === called && part === "python") {
       const result = calculate(tokenizer.decode(code.splice(0)));
-      if (result !== null) forced.push(output, ...tokenizer.encode(result), done);
+      if (result !== null) forced.push(output, ...tokenizer.encode(result, context), done);
     }
     if (isMark) part = id === python ? "python" : id === output ? "output" : "text";
     else if (part === "python") code.push(id);

@@ -13,14 +13,18 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 
 from nanogka.common.formatting import number, shorten
+from nanogka.evaluate.intervals import Interval
 from nanogka.model.mixers import MIXERS
 from nanogka.plots.html import dark_twin
 from nanogka.plots.style import (
     COLORS,
+    DARK_INK,
     DARK_STYLE,
     DASHED,
     FEW,
     GREY,
+    INK,
+    MARK,
     MOST_POINTS,
     STYLE,
     drawable,
@@ -146,6 +150,40 @@ def _bandwidths(run: TrainedRun, dark: bool) -> Figure:
     figure.supylabel("σ (log scale)", fontsize="medium")
     _explain_lines(figure, grid, colors, run.bandwidth_start)
     return figure
+
+
+def plot_skills(skills: Mapping[str, tuple[Interval, float | None]], path: Path) -> Path:
+    """Draw the share of right answers of each skill, {name: (interval, share of a constant answer)}, as a bar."""
+    return _with_dark_twin(path, lambda dark: _skills(skills, dark))
+
+
+def _skills(skills: Mapping[str, tuple[Interval, float | None]], dark: bool) -> Figure:
+    figure = new_figure(WIDTH, 1.1 + 0.3 * len(skills), "Right answers to questions that training did not have")
+    axes, (color, ink, mark) = figure.subplots(), (COLORS[0], INK, MARK)
+    if dark:
+        color, ink, mark = on_dark(color), DARK_INK, on_dark(mark)
+    for row, (share, constant) in enumerate(skills.values()):
+        axes.barh(row, share.value, height=0.62, color=color, alpha=0.55)
+        if math.isfinite(share.half):
+            axes.plot([share.low, share.high], [row, row], color=ink, linewidth=1.4)
+        if constant is not None:
+            axes.plot(constant, row, "|", color=mark, markersize=13, markeredgewidth=2.2)
+        axes.text(1.015, row, skill_text(share), va="center", fontsize="small")
+    ticks = np.linspace(0, 1, 6)
+    axes.set(xlim=(0, 1), xticks=ticks, xticklabels=[f"{100 * tick:.0f} %" for tick in ticks])
+    names = [shorten(drawable(name), LONGEST_TAG) for name in skills]
+    axes.set(yticks=range(len(skills)), yticklabels=names, ylim=(len(skills) - 0.4, -0.6))
+    axes.grid(axis="y", visible=False)
+    interval = axes.plot([], [], color=ink, linewidth=1.4, label="95 % interval")
+    constant = axes.plot([], [], "|", color=mark, markersize=13, markeredgewidth=2.2, label="best constant answer")
+    figure.legend(handles=[*interval, *constant], loc="outside lower right", ncols=2)
+    return figure
+
+
+def skill_text(share: Interval) -> str:
+    """A share in percent, with its interval if it has one."""
+    value = f"{100 * share.value:.1f} %"
+    return f"{value} ({100 * share.low:.1f} to {100 * share.high:.1f})" if math.isfinite(share.half) else value
 
 
 def _explain_lines(figure: Figure, grid: np.ndarray, colors: list, start: float) -> None:

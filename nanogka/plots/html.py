@@ -1,7 +1,6 @@
 """Write a report as Markdown and as one self-contained HTML file."""
 
 import base64
-import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,31 +10,20 @@ from markdown_it.renderer import RendererHTML
 
 from nanogka.common.files import atomic_write
 from nanogka.common.formatting import as_started
-from nanogka.common.pages import mark_of
+from nanogka.web.page import document
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<title>{title}</title>
-{mark}
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ max-width: 62rem; margin: 0 auto; padding: 1rem 1.5rem; font: 15px/1.5 system-ui, sans-serif; }}
-h2 {{ margin-top: 2rem; border-bottom: 1px solid #8885; }}
-p:has(img) {{ overflow-x: auto; }}
-img {{ max-width: 100%; min-width: 40rem; }} /* a phone scrolls a figure sideways instead of making it unreadable */
-th code {{ white-space: nowrap; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }}
-td, th {{ padding: .2rem .7rem; border-bottom: 1px solid #8885; }}
-pre {{ padding: .6rem .8rem; background: #8882; white-space: pre-wrap; overflow-wrap: anywhere; }}
-</style>
-</head>
-<body>
-{body}</body>
-</html>
+STYLE = """
+body { max-width: 66rem; padding: 1rem 1.5rem 3rem; font-size: 15px; }
+h1 { font-size: 1.6rem; line-height: 1.25; }
+h2 { margin-top: 2.2rem; border-bottom: 1px solid var(--line); }
+p:has(img) { overflow-x: auto; }
+img { max-width: 100%; min-width: 40rem; } /* a phone scrolls a figure sideways instead of making it unreadable */
+th code { white-space: nowrap; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }
+td, th { padding: .2rem .7rem; border-bottom: 1px solid var(--line); }
+td[style*="right"] { white-space: nowrap; } /* numbers and their intervals */
+pre { padding: .6rem .8rem; background: var(--raised); white-space: pre-wrap; overflow-wrap: anywhere; }
+a { color: var(--accent); }
 """
 
 
@@ -83,4 +71,4 @@ def html_page(markdown: str, title: str, folder: Path, made_from: str = "") -> s
         return f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">{element}</picture>'
 
     rules["image"] = image
-    return PAGE.format(title=html.escape(title), mark=mark_of(made_from), body=parser.render(markdown))
+    return document(title, parser.render(markdown), STYLE, made_from=made_from)

@@ -6,11 +6,13 @@ arXiv 2605.02144: depth 20 on 8 GPUs, FineWeb-Edu, each mixer at its own horizon
 
 import hashlib
 import math
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 
@@ -26,19 +28,19 @@ from nanogka.common.formatting import (
     scientific,
     si,
 )
-from nanogka.common.pages import is_made_from
 from nanogka.data import open_corpus
 from nanogka.evaluate.intervals import Interval, paired_difference, share_interval
 from nanogka.evaluate.results import PAPER_MEAN, PAPER_SCORES
 from nanogka.plots.compression import compress
-from nanogka.plots.figures import plot_bandwidths, plot_curves
+from nanogka.plots.figures import plot_bandwidths, plot_curves, plot_skills, skill_text
 from nanogka.plots.html import write_document
 from nanogka.plots.trained_run import TrainedRun, check_comparable, differing_settings, find_chat_run, same_machine
 from nanogka.runs import CONFIG, EVALUATIONS, METRICS
+from nanogka.web.page import code_of, is_made_from
 
 ATTENTION_PAGE = "visualization/index.html"  # that scripts.visualize writes
+MODEL_PAGE = "model.html"  # that scripts.page writes
 NO_OTHER = "with no run (--compare RUN)"
-REPLIES = 2  # replies to show per task that is answered in words
 PAPER_DEPTH = 20
 PAPER = {  # (GKA, dot-product attention)
     "val_bpb": (0.819080, 0.7884),
@@ -74,12 +76,13 @@ def write_report(
 
 
 def _digest(runs: Sequence[TrainedRun]) -> str:
-    """A hash of the files that a report on these runs shows."""
-    digest = hashlib.sha256()
+    """A hash of the files that a report on these runs shows, and of the code that draws it."""
+    digest = hashlib.sha256(code_of("nanogka.plots").encode())
     for run in runs:
         files = [run.folder / CONFIG, run.folder / METRICS, *(run.folder / name for name in EVALUATIONS.values())]
         contents = [path.read_bytes() if path.is_file() else b"" for path in files]
-        digest.update(repr([run.tag, contents, (run.folder / ATTENTION_PAGE).is_file()]).encode())
+        pages = [(run.folder / page).is_file() for page in (ATTENTION_PAGE, MODEL_PAGE)]
+        digest.update(repr([run.tag, contents, pages]).encode())
     return digest.hexdigest()
 
 
@@ -114,17 +117,17 @@ class Report:
             return 0, {}
 
     def sections(self) -> list[str]:
-        """The sections as Markdown, the figures written: first what was learned, last the samples."""
+        """The sections as Markdown, the figures written: first the pictures, then the tables, last the samples."""
         talks = self._name_of(self.chat or self.run)
         return [
             f"# {code_span(self.run.tag)}: {plain(self.run.label)}, depth {self.run.gpt_config.n_layer}",
             code_block("\n".join(self.summary())),
             *self._learning_curves(),
             *self._chat(),
-            *self._numbers(),
-            *self._scores(),
             *_bandwidths(self.run),
             *self._attention(),
+            *self._numbers(),
+            *self._scores(),
             *_components(self.run),
             "## Setup",
             _setup(self.run),
@@ -177,17 +180,22 @@ class Report:
             f"{code_span(chat.tag)}: {steps:,} steps on conversations ({data}) in {seconds}{fell}.",
             *_is_evaluated(chat, f"python -m scripts.chat_eval --run {shlex.quote(chat.folder.name)}"),
         ]
-        rows, exchanges = [], []
+        if chat.tasks:
+            skills = {str(task["name"]): (_share(task), task.get("chance")) for task in chat.tasks}
+            plot_skills(skills, self.run.folder / "plots" / "skills.png")
+            values = [f"{plain(name)} {skill_text(share)}" for name, (share, _) in skills.items()]
+            lines.append(f"![Right answers: {', '.join(values)}](plots/skills.png)")
+        exchanges = []
         for task in chat.tasks:
-            about = plain(task["name"]), plain(task.get("measures") or MISSING)
-            rows.append([*about, _accuracy(task), _percent(task.get("chance")), number(task.get("items"))])
-            for reply in (task.get("replies") or [])[:REPLIES] if task.get("type") == "generation" else ():
+            for reply in (task.get("replies") or [])[:1] if task.get("type") == "generation" else ():
                 verdict = "[right]" if reply.get("right") else f"[wrong: {reply.get('answer')}]"
                 exchanges.append(f"user       {reply.get('prompt')}\nassistant  {reply.get('reply')}    {verdict}")
-        if rows:
-            lines.append(markdown_table(["task", "asks for", "accuracy", "chance", "questions"], rows, left=2))
         if exchanges:
-            lines += ["The first questions of each task that is answered in words:", code_block("\n\n".join(exchanges))]
+            heading = "The first question of each skill that is answered in words, right or wrong as it came:"
+            lines += [heading, code_block("\n\n".join(exchanges))]
+        if (chat.folder / MODEL_PAGE).is_file():
+            page = os.path.relpath(chat.folder / MODEL_PAGE, self.run.folder)
+            lines.append(f"[Talk to it in the browser]({quote(page)})")
         return lines
 
     def _learning_curves(self) -> list[str]:
@@ -314,13 +322,14 @@ def _bounds(interval: tuple[float, float] | None) -> str:
     return MISSING if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}"
 
 
+def _share(task: dict) -> Interval:
+    """The share of right answers, with its 95 % interval over different items if their number is known."""
+    share, items = task.get("accuracy") or 0.0, task.get("distinct") or task.get("items")
+    return share_interval(share, items) if items else Interval(share, math.nan, math.nan, 0)
+
+
 def _accuracy(task: dict) -> str:
-    """The share of right answers, with its 95 % interval if the number of items is known."""
-    share, items = task.get("accuracy"), task.get("distinct") or task.get("items")
-    if share is None or not items:
-        return _percent(share)
-    interval = share_interval(share, items)
-    return f"{_percent(share)} ({100 * interval.low:.1f} to {100 * interval.high:.1f})"
+    return MISSING if task.get("accuracy") is None else skill_text(_share(task))
 
 
 def _ratios(run: TrainedRun, other: TrainedRun) -> str:

@@ -4,6 +4,7 @@ Figures use the Agg canvas, so they need no window system and no global pyplot s
 with `@rc_context(STYLE)`, or with `MAP_STYLE` if it shows matrices and texts.
 """
 
+import io
 import textwrap
 import unicodedata
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from nanogka.common.files import annotate_oserror
+from nanogka.common.files import atomic_write
 
 DPI = 150
 MOST_POINTS = 1500  # more points than a panel has pixels; a longer line only makes the file larger
@@ -80,8 +81,10 @@ def new_figure(width: float, height: float, title: str, note: str = "") -> Figur
 def save(figure: Figure, path: Path, style: dict = STYLE) -> Path:
     """Write a figure that was drawn with `style`, in the format of the path's suffix. Returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with annotate_oserror(path), rc_context(style):  # matplotlib creates ticks only when drawing
-        figure.savefig(path, dpi=DPI)
+    content = io.BytesIO()
+    with rc_context(style):  # matplotlib creates ticks only when drawing
+        figure.savefig(content, dpi=DPI, format=path.suffix.removeprefix("."))
+    atomic_write(path, content.getvalue())
     return path
 
 

@@ -27,7 +27,6 @@ from starlette.types import Send
 
 from nanogka.common.errors import Errors
 from nanogka.common.formatting import shorten
-from nanogka.common.pages import fill, parts_of
 from nanogka.common.runtime import pick_device_and_dtype
 from nanogka.generate.continuous import Request, TokenOutput
 from nanogka.generate.engine import Engine
@@ -40,6 +39,7 @@ from nanogka.serve.protocol import ApiError, Served, read_request
 from nanogka.serve.responses import Reply
 from nanogka.serve.scheduler import QueueFull, Scheduler, Stopped
 from nanogka.serve.settings import KEY_VARIABLE, LOOPBACK, ServeSettings
+from nanogka.web.page import document, parts_of
 
 # A body that is too large is read up to this many times the limit. A client that is still sending when the connection
 # closes would see a broken connection instead of the 413.
@@ -141,7 +141,9 @@ class _Server:
         self.scheduler: Scheduler  # from the start of `lifespan`
         self.attention_pages, self.metrics = AttentionPages(served), Metrics()
         parts = parts_of("nanogka.serve")
-        self._page = self._html(fill(parts["page.html"], parts["page.js"], style=parts["page.css"]), "'none'")
+        reach = "connect-src 'self'; frame-src 'self'"
+        page = document("nanogka", parts["page.html"], parts["page.css"], parts["page.js"], reach)
+        self._page = self._html(page, "'none'")
 
     @staticmethod
     def _html(page: str, framed_by: str) -> HTMLResponse:

@@ -1,25 +1,8 @@
-"use strict";
-// The content security policy lets nothing but this script run, and nothing be fetched from elsewhere.
-const $ = (id) => document.getElementById(id);
 const log = $("log");
 let model = null; // the entry of /v1/models
 let messages = []; // {role, content}, of a reply also `finish` or `error`, and `parts` if it has called a tool
 let running = null; // the AbortController of the reply that is being generated
 const BEGINNINGS = ["A list is", "The with statement", "def "]; // a chat model brings its own questions
-
-function stored(storage, name, value) {
-  try {
-    if (value === undefined) return window[storage].getItem(name) ?? "";
-    window[storage].setItem(name, value);
-  } catch {} // storage may be forbidden; settings are then lost
-  return value ?? "";
-}
-
-function element(name, options = {}, ...children) {
-  const made = Object.assign(document.createElement(name), options);
-  made.append(...children);
-  return made;
-}
 
 async function call(path, body, signal) {
   const headers = { "Content-Type": "application/json" };
@@ -56,10 +39,10 @@ function spans(text) {
   for (let found; (found = SPAN.exec(text)); text = text.slice(found.index + found[0].length)) {
     const [, , code, strong, emphasis, label, href, escaped] = found;
     made.push(text.slice(0, found.index));
-    if (code) made.push(element("code", { textContent: code }));
-    else if (strong) made.push(element("strong", {}, ...spans(strong)));
-    else if (emphasis) made.push(element("em", {}, ...spans(emphasis)));
-    else if (label) made.push(element("a", { textContent: label, href, target: "_blank", rel: "noopener noreferrer" }));
+    if (code) made.push(make("code", { textContent: code }));
+    else if (strong) made.push(make("strong", {}, ...spans(strong)));
+    else if (emphasis) made.push(make("em", {}, ...spans(emphasis)));
+    else if (label) made.push(make("a", { textContent: label, href, target: "_blank", rel: "noopener noreferrer" }));
     else made.push(escaped);
   }
   return [...made, text];
@@ -74,26 +57,26 @@ function blocks(text, depth = 0) {
     if (!line.trim()) lines.shift();
     else if (FENCE.test(line)) {
       lines.shift();
-      made.push(element("pre", {}, element("code", { textContent: take((l) => !l.trim().startsWith(mark)).join("\n") })));
+      made.push(make("pre", {}, make("code", { textContent: take((l) => !l.trim().startsWith(mark)).join("\n") })));
       lines.shift();
-    } else if (HEADING.test(line)) made.push(element(`h${Math.min(mark.length, 3)}`, {}, ...spans(rest))), lines.shift();
-    else if (RULE.test(line)) made.push(element("hr")), lines.shift();
+    } else if (HEADING.test(line)) made.push(make(`h${Math.min(mark.length, 3)}`, {}, ...spans(rest))), lines.shift();
+    else if (RULE.test(line)) made.push(make("hr")), lines.shift();
     else if (QUOTE.test(line)) {
-      made.push(element("blockquote", {}, ...inner(take((l) => QUOTE.test(l)).map((l) => l.replace(QUOTE, "")))));
+      made.push(make("blockquote", { dir: "auto" }, ...inner(take((l) => QUOTE.test(l)).map((l) => l.replace(QUOTE, "")))));
     } else if (ITEM.test(line)) {
-      const ordered = /\d/.test(mark), list = element(ordered ? "ol" : "ul", ordered ? { start: parseInt(mark) } : {});
+      const ordered = /\d/.test(mark), list = make(ordered ? "ol" : "ul", { dir: "auto", ...(ordered && { start: parseInt(mark) }) });
       while (lines.length && ITEM.test(lines[0]) && /^ *\d/.test(lines[0]) === ordered && !RULE.test(lines[0])) {
         const first = lines.shift().replace(ITEM, "");
-        list.append(element("li", {}, ...inner([first, ...take((l) => /^( {2}|\t|\s*$)/.test(l)).map((l) => l.replace(/^( {1,4}|\t)/, ""))])));
+        list.append(make("li", {}, ...inner([first, ...take((l) => /^( {2}|\t|\s*$)/.test(l)).map((l) => l.replace(/^( {1,4}|\t)/, ""))])));
       }
       made.push(list);
     } else if (line.includes("|") && COLUMNS.test(lines[1] ?? "")) {
-      const row = (l, cell) => element("tr", {}, ...l.trim().replace(/^\||\|$/g, "").split("|").map((c) => element(cell, {}, ...spans(c.trim()))));
+      const row = (l, cell) => make("tr", {}, ...l.trim().replace(/^\||\|$/g, "").split("|").map((c) => make(cell, {}, ...spans(c.trim()))));
       const [head, , ...body] = take((l) => l.includes("|"));
-      made.push(element("table", {}, row(head, "th"), ...body.map((l) => row(l, "td"))));
+      made.push(make("table", { dir: "auto" }, row(head, "th"), ...body.map((l) => row(l, "td"))));
     } else {
       const more = take((l) => l === line || (l.trim() && ![FENCE, HEADING, RULE, QUOTE, ITEM].some((kind) => kind.test(l))));
-      made.push(element("p", {}, ...spans(more.join("\n"))));
+      made.push(make("p", {}, ...spans(more.join("\n"))));
     }
   }
   return made;
@@ -103,8 +86,8 @@ function show(message) { // the reply in its place: a base model's as it is, a c
   const stay = !atEnd(), formatted = model?.kind === "chat";
   message.place.classList.toggle("plain", !formatted);
   const calls = (message.parts ?? []).filter((part) => part.type !== "text").map(({ type, text }, i) =>
-    element("span", { className: "call", textContent: type === "python" ? `${i ? "\n" : ""}${text.trim()} ` : `→ ${text}` }));
-  const made = calls.length ? [element("p", {}, ...calls)] : [];
+    make("span", { className: "call", textContent: type === "python" ? `${i ? "\n" : ""}${text.trim()} ` : `→ ${text}` }));
+  const made = calls.length ? [make("p", {}, ...calls)] : [];
   message.place.replaceChildren(...made, ...(formatted ? blocks(message.content) : [message.content]));
   if (!stay) log.scrollTop = log.scrollHeight;
 }
@@ -113,8 +96,8 @@ function draw() {
   log.replaceChildren(...messages.map(drawn));
   if (!messages.length) {
     const shown = model?.kind === "base" ? BEGINNINGS : (model?.examples ?? []).slice(0, 6);
-    const examples = shown.map((text) => element("button", { type: "button", textContent: text, onclick: () => send(text) }));
-    log.append(element("div", { className: "examples" }, ...examples, element("p", { className: "note", textContent: "The chat stays in this tab until you close it." })));
+    const examples = shown.map((text) => make("button", { type: "button", textContent: text, onclick: () => send(text) }));
+    log.append(make("div", { className: "examples" }, ...examples, make("p", { className: "note", textContent: "The chat stays in this tab until you close it." })));
   }
   $("send").hidden = Boolean(running);
   $("look").hidden = !model?.attention || Boolean(running) || !messages.some(({ role, content }) => role === "assistant" && content);
@@ -134,9 +117,9 @@ function kept() {
 }
 
 function drawn(message, index) {
-  const text = element("div", { className: "text" }), tools = element("div", { className: "tools" });
-  const article = element("article", { className: message.role }, text);
-  const button = (name, act) => tools.append(element("button", { type: "button", textContent: name, onclick: act }));
+  const text = make("div", { className: "text" }), tools = make("div", { className: "tools" });
+  const article = make("article", { className: message.role }, text);
+  const button = (name, act) => tools.append(make("button", { type: "button", textContent: name, onclick: act }));
   if (message.role === "user") {
     text.classList.add("plain");
     text.textContent = message.content;
@@ -146,25 +129,47 @@ function drawn(message, index) {
     show(message);
     const last = index === messages.length - 1;
     if (running && last) text.classList.add("waiting");
-    if (message.error) article.append(element("div", { className: "error", textContent: message.error }));
+    if (message.error) article.append(make("div", { className: "error", textContent: message.error }));
     else if (!running || !last) {
       const notes = { length: "cut off at the maximum reply length or the end of the context", stopped: "stopped" };
       const note = [message.content ? notes[message.finish] : "an empty reply", last && message.note].filter(Boolean).join(" · ");
-      if (note) article.append(element("div", { className: "note", textContent: note }));
+      if (note) article.append(make("div", { className: "note", textContent: note }));
     }
     if (!running && last) button("Regenerate", () => { messages.pop(); reply(); });
-    if (!running && message.content) button("Copy", () => navigator.clipboard?.writeText(message.content));
+    if (!running && message.content) button("Copy", async ({ target }) => {
+      target.textContent = (await copy(message.content)) ? "Copied" : "Not copied";
+      setTimeout(() => { target.textContent = "Copy"; }, 2000);
+    });
   }
   article.append(tools);
   return article;
 }
 
+/** Copy a text, also where plain HTTP from another machine forbids `navigator.clipboard`, and say whether it worked. */
+async function copy(text) {
+  let done = false;
+  $("said").textContent = "";
+  try {
+    await navigator.clipboard.writeText(text);
+    done = true;
+  } catch {
+    const area = make("textarea", { value: text, className: "unseen" }), focused = document.activeElement;
+    document.body.append(area);
+    area.select();
+    done = document.execCommand("copy");
+    area.remove();
+    focused?.focus();
+  }
+  $("said").textContent = done ? "Copied." : "This browser does not let the page copy.";
+  return done;
+}
+
 function edit(article, index) {
-  const area = element("textarea", { value: messages[index].content, ariaLabel: "Edit the message" });
+  const area = make("textarea", { value: messages[index].content, ariaLabel: "Edit the message" });
   area.onkeydown = (event) => { if (event.key === "Escape") draw(); };
-  const tools = element("div", { className: "tools" },
-    element("button", { type: "button", textContent: "Cancel", onclick: draw }),
-    element("button", { type: "button", textContent: "Send", className: "main", onclick: () => {
+  const tools = make("div", { className: "tools" },
+    make("button", { type: "button", textContent: "Cancel", onclick: draw }),
+    make("button", { type: "button", textContent: "Send", className: "main", onclick: () => {
       if (!area.value.trim() || running) return;
       messages = [...messages.slice(0, index), { role: "user", content: area.value }];
       reply();
@@ -284,12 +289,6 @@ function showSettings(open) {
   $("more").setAttribute("aria-expanded", String(open));
 }
 
-function setTheme(theme) {
-  if (theme) document.documentElement.dataset.theme = theme;
-  else delete document.documentElement.dataset.theme;
-  $("theme").textContent = { light: "Light", dark: "Dark" }[theme] ?? "Theme: auto";
-}
-
 $("form").onsubmit = (event) => {
   event.preventDefault();
   if (running) return;
@@ -297,7 +296,7 @@ $("form").onsubmit = (event) => {
   $("prompt").value = "";
 };
 $("prompt").onkeydown = (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("form").requestSubmit(); }
+  if (sends(event)) { event.preventDefault(); $("form").requestSubmit(); }
 };
 if (matchMedia("(hover: hover)").matches) $("prompt").placeholder = "Message (Enter to send, Shift+Enter for a new line)";
 addEventListener("pagehide", keep);
@@ -308,16 +307,11 @@ $("more").onclick = () => showSettings($("settings").hidden);
 $("temperature").oninput = () => { $("shown").value = $("temperature").value; };
 $("key").value = stored("sessionStorage", "key");
 $("key").onchange = () => { stored("sessionStorage", "key", $("key").value); start(); };
-$("theme").onclick = () => {
-  const next = { "": "dark", dark: "light", light: "" }[document.documentElement.dataset.theme ?? ""];
-  setTheme(stored("localStorage", "theme", next));
-};
 
 function start() {
   connect().then(draw, (error) => { $("about").textContent = error.message; });
 }
 
-setTheme(stored("localStorage", "theme"));
 kept();
 draw();
 start();

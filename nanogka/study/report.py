@@ -3,23 +3,25 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 from pathlib import Path
 
 from matplotlib import rc_context
+from matplotlib.colors import hsv_to_rgb, to_hex
 
+from nanogka.common.files import atomic_write
 from nanogka.common.formatting import MISSING, code_span, markdown_table, number, scientific
-from nanogka.plots.style import COLORS, DARK_STYLE, STYLE, cost_axis, label_ends, new_figure, on_dark, save
+from nanogka.plots.style import COLORS, DARK_STYLE, INK, STYLE, cost_axis, label_ends, new_figure, on_dark, save
 from nanogka.study.grid import Family, Grid
 from nanogka.study.plan import Results, best_trial
 
 try:
     import pandas as pd
-    import seaborn
 
     from nanogka.study.lead import lead_section, plot_leads
     from nanogka.study.summary import Summary, plus_minus
 except ImportError as error:
-    raise ValueError('the report of a study needs pandas and seaborn: pip install "nanogka[study]"') from error
+    raise ValueError('the report of a study needs pandas: pip install "nanogka[study]"') from error
 
 COLUMNS = ["family", "parameters", "FLOPs / token", "tokens", "tokens / parameter", "training FLOPs", "seeds"]
 AXES = {"flops": "training FLOPs", "tokens_per_parameter": "tokens per parameter"}
@@ -52,7 +54,7 @@ def write_report(grid: Grid, results: Results, path: Path, others: Sequence[tupl
     plot_lines(summary, "flops", folder / "flops-dark.png", DARK_STYLE)
     made = {title: figure for title, figure in figures.items() if figure}
     sections += ["## Figures", *(f"![{title}]({os.path.relpath(at, path.parent)})" for title, at in made.items())]
-    path.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+    atomic_write(path, "\n\n".join(sections) + "\n")
     return [path, *made.values()]
 
 
@@ -152,7 +154,7 @@ def family_colors(families: Iterable[Family]) -> dict[str, str]:
     others = [label for label, color in colors.items() if not color]
     spare = [color for color in COLORS if color not in colors.values()]
     if len(others) > len(spare):
-        spare = seaborn.color_palette("husl", len(others)).as_hex()
+        spare = [to_hex(hsv_to_rgb((i / len(others), 0.65, 0.8))) for i in range(len(others))]
     return colors | dict(zip(others, spare))
 
 
@@ -167,14 +169,13 @@ def plot_sizes(summary: Summary, path: Path) -> Path:
     for axes, (size, heading) in zip(panels.flat, summary.sizes.items()):
         part = summary.sound[summary.sound["size"] == size]
         order = part.groupby("label")["val_bpb"].mean().sort_values().index
-        shared = {"x": "val_bpb", "y": "label", "order": order, "ax": axes}
-        dots = {"hue": "label", "palette": colors, "legend": False, "jitter": False, "size": 7, "alpha": 0.7}
-        seaborn.stripplot(data=part, **shared, **dots)
-        repeated = part[part.groupby("label")["seed"].transform("nunique") > 1]
-        if len(repeated):
-            mark = {"linestyle": "none", "marker": "|", "markersize": 16, "color": "#222222"}
-            seaborn.pointplot(data=repeated, **shared, errorbar=None, **mark)
-        axes.set(title=heading, ylabel="", xlabel="")
+        for row, label in enumerate(order):
+            losses = part.loc[part["label"] == label, "val_bpb"]
+            axes.plot(losses, [row] * len(losses), "o", color=colors[label], markersize=7, alpha=0.7)
+            if len(losses) > 1:
+                axes.plot(losses.mean(), row, "|", color=INK, markersize=16)
+        axes.set(title=heading, yticks=range(len(order)), yticklabels=order, ylim=(len(order) - 0.5, -0.5))
+        axes.grid(axis="y", visible=False)
     panels[-1, 0].set_xlabel(f"bits per byte, {summary.grid.val_name}")
     return save(figure, path)
 
@@ -198,14 +199,14 @@ def plot_lines(summary: Summary, x: str, path: Path, style: dict = STYLE) -> Pat
         title = headline(summary) if x == "flops" else f"Bits per byte against {AXES[x]}"
         figure = new_figure(9, 5.5, title, note)
         axes, ends = figure.subplots(), []
-        shared = {"data": data, "x": "x", "y": "val_bpb", "hue": "label", "palette": colors, "legend": False}
-        seaborn.lineplot(**shared, style="depth", errorbar=None, ax=axes)
-        seaborn.scatterplot(**shared, s=30, alpha=0.7, linewidth=0, ax=axes)
         axes.set(xlabel=AXES[x], ylabel=f"bits per byte, {summary.grid.val_name}")
         cost_axis(axes)
+        dashes = dict(zip(sorted(data["depth"].unique()), cycle(("-", "--", ":", "-."))))
         for (label, depth), line in data.groupby(["label", "depth"]):
-            last = line[line["x"] == line["x"].max()]
+            means, color = line.groupby("x")["val_bpb"].mean(), colors[label]
+            axes.plot(means.index, means, dashes[depth], color=color)
+            axes.plot(line["x"], line["val_bpb"], "o", color=color, markersize=5.5, alpha=0.7, markeredgewidth=0)
             text = label if one_depth else f"{label}, depth {depth}"
-            ends.append((last["x"].iloc[0], last["val_bpb"].mean(), text, colors[label]))
+            ends.append((means.index[-1], means.iloc[-1], text, color))
         label_ends(axes, ends)
     return save(figure, path, style=style)

@@ -1,15 +1,6 @@
-"use strict";
-const data = JSON.parse(document.getElementById("data").textContent);
+const data = JSON.parse($("data").textContent);
 const WHY = 8; // positions that are listed of a row
 const unpack = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-const $ = (id) => document.getElementById(id);
-
-/** An element with properties and children; strings become text, never markup. */
-function make(tag, properties = {}, ...children) {
-  const element = Object.assign(document.createElement(tag), properties);
-  element.append(...children);
-  return element;
-}
 
 const state = { t: 0, l: 0, h: 0, view: "from", by: "", rescale: true };
 let pointed = null; // token under the mouse, of the first model
@@ -50,10 +41,7 @@ class Model {
 }
 const models = data.models.map((source) => new Model(source));
 
-const shown = (label) => label.replace(/\n/g, "↵\n").replace(/\t/g, "→\t");
-const word = (label) => label.replace(/\n/g, "↵").replace(/\t/g, "→").replace(/ /g, "·");
 const digits = (value) => (value == null ? "—" : value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(1) : Number(value.toPrecision(3)).toString());
-const percent = (value) => (100 * value).toFixed(value < 0.1 ? 1 : 0) + " %";
 
 // ---- the parts of the page, made once ----
 
@@ -64,7 +52,7 @@ function build(model) {
   const what = model.reply == null ? "bits per token" : "bits per token of the reply";
   const mean = bits.length ? `, ${(bits.reduce((a, b) => a + b, 0) / bits.length).toFixed(2)} ${what}` : "";
   const cut = model.cut ? "; the rest of the text is not shown" : "";
-  view.tokens = model.tokens.map((label, i) => make("span", { className: "token", textContent: shown(label) }));
+  view.tokens = model.tokens.map((label, i) => make("span", { className: "token", textContent: visible(label) }));
   view.text = make("div", { className: "text" }, ...view.tokens);
   view.tokens.forEach((span, i) => {
     span.dataset.i = i;
@@ -132,12 +120,6 @@ function curves(model) {
 }
 
 // ---- what depends on the state ----
-
-/** Color an element: `share` from 0 to 1 of the color `name`. */
-function color(element, share, name) {
-  element.style.backgroundColor = share > 0 ? `rgb(var(--${name}) / ${Math.min(1, share).toFixed(3)})` : "";
-  element.classList.toggle("strong", share > 0.6);
-}
 
 /** Numbers of the tokens of a model that color its text. */
 function numbers(model) {
@@ -221,15 +203,9 @@ function drawMatrix() {
     largest = 1e-9;
     for (const model of models) for (let i = 1; i < model.length; i++) for (let j = 0; j < i; j++) largest = Math.max(largest, model.weight(i, j));
   }
-  const style = getComputedStyle(document.documentElement);
-  const [r, g, b] = style.getPropertyValue("--weight").trim().split(/\s+/).map(Number);
   for (const model of models) {
-    const context = model.view.canvas.getContext("2d"), picture = context.createImageData(model.length, model.length);
-    for (let i = 0; i < model.length; i++) for (let j = 0; j <= i; j++) {
-      const share = state.rescale && i === j ? 0 : Math.sqrt(model.weight(i, j) / largest);
-      picture.data.set([r, g, b, 255 * Math.min(1, share)], 4 * (i * model.length + j));
-    }
-    context.putImageData(picture, 0, 0);
+    const share = (i, j) => (state.rescale && i === j ? 0 : Math.sqrt(model.weight(i, j) / largest));
+    drawTriangle(model.view.canvas, model.length, share);
     model.view.mark.style.top = `${(100 * model.at(state.t, models[0])) / model.length}%`;
     model.view.mark.style.height = `${100 / model.length}%`;
     for (const { line, layer, head } of model.view.lines ?? []) line.classList.toggle("chosen", layer === model.layer && head === model.head);
@@ -286,16 +262,11 @@ function scrollToChosen(model) {
   text.scrollTop = token.offsetTop - text.offsetTop - text.clientHeight / 2;
 }
 
-const KEYS = {
-  ArrowLeft: (shift) => (shift ? { h: state.h - 1 } : { t: state.t - 1 }),
-  ArrowRight: (shift) => (shift ? { h: state.h + 1 } : { t: state.t + 1 }),
-  ArrowUp: () => ({ l: state.l - 1 }),
-  ArrowDown: () => ({ l: state.l + 1 }),
-};
 document.addEventListener("keydown", (event) => {
-  if (!(event.key in KEYS) || event.ctrlKey || event.altKey || event.metaKey || /SELECT|INPUT/.test(event.target.tagName)) return;
+  const [x, y] = arrow(event) ?? [];
+  if (x === undefined || /SELECT|INPUT/.test(event.target.tagName)) return;
   event.preventDefault();
-  choose(KEYS[event.key](event.shiftKey));
+  choose(y ? { l: state.l + y } : event.shiftKey ? { h: state.h + x } : { t: state.t + x });
   for (const model of models) scrollToChosen(model);
 });
 
@@ -305,7 +276,7 @@ $("view").addEventListener("change", (event) => choose({ view: event.target.valu
 $("measure").addEventListener("change", (event) => choose({ by: event.target.value }));
 $("rescale").addEventListener("change", (event) => choose({ rescale: event.target.checked }));
 addEventListener("hashchange", () => location.hash !== address() && readAddress());
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawMatrix);
+addEventListener("theme", drawMatrix);
 models.forEach(build);
 Object.assign(state, data.view);
 readAddress();

@@ -5,7 +5,6 @@ square root, which is exact to 1/510 of the largest. Text is data on the page, n
 """
 
 import base64
-import html
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +13,10 @@ import numpy as np
 import torch
 
 from nanogka.common.files import atomic_write
-from nanogka.common.pages import as_data, fill, mark_of, parts_of
 from nanogka.model.layers import GAUSSIAN_FORMULA
 from nanogka.runs import sigma_over_training, subsample
 from nanogka.visualize.capture import MEASURES, TracedRun, clearest_look_back, token_labels
+from nanogka.web.page import as_data, document, fill, parts_of
 
 # Bytes of weights on a page. A longer text is cut; the rows that stay do not depend on the rest.
 MAX_WEIGHTS = 3 * 2**20
@@ -46,9 +45,9 @@ def build_page(traced: Sequence[TracedRun], token: int | None = None, made_from:
         else (token, first.run.model.config.n_layer - 1, 0)
     )
     data = {"view": dict(zip("tlh", place)), "measures": MEASURES, "models": [_model(trace, most) for trace in traced]}
-    parts, title = parts_of("nanogka.visualize"), html.escape(" and ".join(trace.run.tag for trace in traced))
-    values = {"title": title, "style": parts["page.css"], "data": as_data(data), "mark": mark_of(made_from)}
-    return fill(parts["page.html"], parts["page.js"], **values)
+    parts, tags = parts_of("nanogka.visualize"), " and ".join(trace.run.tag for trace in traced)
+    body = fill(parts["page.html"], data=as_data(data))
+    return document(f"Attention of {tags}", body, parts["page.css"], parts["page.js"], made_from=made_from)
 
 
 def _model(trace: TracedRun, most: int) -> dict:

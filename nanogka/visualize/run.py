@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from nanogka.runs import CONFIG, METRICS, LoadedRun, sigma_over_training
 from nanogka.visualize.capture import MEASURES, TracedRun, capture
 from nanogka.visualize.figures import plot_heads, plot_matrices
 from nanogka.visualize.page import write_page
+from nanogka.web.page import code_of
 
 FOLDER, PAGE = "visualization", "index.html"  # in the run's folder
 MAX_CHARS_PER_TOKEN = 1000  # bounds how much of a huge file is tokenized
@@ -65,8 +65,7 @@ def key_of(runs: Sequence[LoadedRun], text: str, *settings: int | None) -> str:
         digest.update(repr([run.tag, run.kind]).encode())
         for path in (run.checkpoint_folder / MANIFEST, run.folder / METRICS, run.folder / CONFIG):
             digest.update(path.read_bytes() if path.is_file() else b"none")
-    for part in sorted(resources.files("nanogka.visualize").iterdir(), key=lambda file: file.name):
-        digest.update(part.read_bytes() if part.is_file() else b"")
+    digest.update(code_of("nanogka.visualize", "nanogka.plots").encode())
     return digest.hexdigest()
 
 

@@ -164,7 +164,7 @@ MUTANTS = [
         ("free -= requests[-1].rows", "free -= 1", "test_schedules"),
     ),
     *of(
-        "nanogka/serve/page.html",
+        "nanogka/serve/page.css",
         "tests/serve/test_page.py",
         (
             "margin: 0 auto 0 0; flex: 1 1 0; min-width: 0; white-space: nowrap; overflow: hidden;",

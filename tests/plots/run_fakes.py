@@ -79,7 +79,7 @@ def write_run(
 
 
 def evaluation(accuracy: float = 0.52, val: float = 1.2345) -> dict:
-    """Document of scripts.base_eval: two tasks and two samples."""
+    """Document of scripts.base_eval: tasks and two samples."""
     tasks = [("true_continuation", accuracy, 0.25), ("last_word", 0.081, 0.0)]
     return {
         "step": 5,
@@ -108,17 +108,16 @@ def write_chat(folder: Path, base: str, evaluation: dict | None = None) -> Path:
 
 
 def chat_evaluation() -> dict:
-    """A document of scripts.chat_eval: a task answered in words and one answered by a letter."""
-    replies = [
-        {"prompt": "Spell bari.", "reply": "b a r i", "answer": "b a r i", "right": True},
-        {"prompt": "Spell ```x```.", "reply": "y | \x1b[2J", "answer": "x", "right": False},
-    ]
+    """A document of scripts.chat_eval: two tasks answered in words, 300 items of which 200 differ, one by a letter."""
+    right = [{"prompt": "Spell bari.", "reply": "b a r i", "answer": "b a r i", "right": True}] * 2
+    wrong = [{"prompt": "Spell ```x```.", "reply": "y | \x1b[2J", "answer": "x", "right": False}]
     letters = [{"prompt": "Which?", "reply": "A", "answer": "B", "right": False}]
     about, words = {"stderr": 0.02, "items": 300, "chance": 0.125}, {"type": "generation", "measures": "letters"}
     return {
         "step": 5,
         "tasks": [
-            {"name": "spelling", "accuracy": 0.875, "replies": replies} | words | about,
+            {"name": "spelling", "accuracy": 0.875, "replies": right} | words | about | {"distinct": 200},
+            {"name": "spelling-reworded", "accuracy": 0.25, "replies": wrong} | words | about,
             {"name": "mmlu", "type": "letter", "measures": "subjects", "accuracy": 0.25, "replies": letters} | about,
         ],
     }

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from full_disk import full_disk
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
 from run_fakes import BATCH, sigma, write_run
 
-from nanogka.plots import figures
+from nanogka.plots import figures, style
 from nanogka.plots.style import label_ends, new_figure
 from nanogka.plots.trained_run import TrainedRun
 
@@ -76,3 +77,12 @@ def test_every_head_of_every_layer_has_its_line(tmp_path, saved, mixer, layers, 
         expected = [[sigma(run.gpt_config, layer, head, step) for step in range(1, 6)] for head in range(heads)]
         np.testing.assert_allclose(drawn, expected)
         assert axes.get_title(loc="left").startswith(f"layer {layer} · ")
+
+
+def test_a_figure_is_complete_or_the_old_one_stays(tmp_path):
+    path = style.save(new_figure(4, 3, "small"), tmp_path / "figure.png")
+    old = path.read_bytes()
+    with full_disk(2000), pytest.raises(OSError, match=r"figure.png"):
+        style.save(new_figure(8, 6, "a longer title"), path)
+    assert path.read_bytes() == old
+    assert [file.name for file in tmp_path.iterdir()] == ["figure.png"]

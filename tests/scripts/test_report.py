@@ -78,7 +78,7 @@ def test_the_report_of_one_run_holds_its_numbers(runs, tmp_path, capsys):
     assert row(text, "true_continuation") == ["25.0 %", "52.0 % (45.1 to 58.8)", "0.3600"]
     assert "````text\nA list ▸ is `a` ```fence```\nand | more\n````" in text
     assert numbers(section(text, "Bandwidths").splitlines()[1])[:4] == [2, 3.364, 3.364, 3.532]
-    parts = ("Learning curves", "Chat", "Numbers", "Scores", "Bandwidths", "Attention", "Setup", "Samples")
+    parts = ("Learning curves", "Chat", "Bandwidths", "Attention", "Numbers", "Scores", "Setup", "Samples")
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [*parts]
     assert "paper:" not in text  # whose models have depth 20
     assert len(lines) == 6
@@ -96,7 +96,7 @@ def test_the_report_of_one_run_holds_its_numbers(runs, tmp_path, capsys):
     assert "A list ▸ is `a` ```fence```\nand | more" in page
 
 
-def test_a_report_is_written_again_only_if_something_that_it_shows_has_changed(runs, capsys):
+def test_a_report_is_written_again_only_if_something_that_it_shows_has_changed(runs, capsys, monkeypatch):
     folder = write_run(runs / "a", evaluation=evaluation())
     write_run(runs / "b", "dot_product")
 
@@ -119,6 +119,8 @@ def test_a_report_is_written_again_only_if_something_that_it_shows_has_changed(r
     assert written()
     assert not written()
     assert written("--overwrite")
+    monkeypatch.setattr("nanogka.plots.report.code_of", lambda *_: "another version")
+    assert written()  # the code that draws it has changed
 
 
 def test_two_runs_are_compared_document_by_document(runs, capsys):
@@ -141,7 +143,7 @@ def test_two_runs_are_compared_document_by_document(runs, capsys):
     assert low < value < high
     # The gap of a document has the standard deviation 0.01 / ln 2, whatever its hardness.
     assert high - low < 4 * 2.2 * 0.01 / math.log(2) / math.sqrt(39) * 1.5
-    assert f"{value:+.4f}" in lines[4]
+    assert lines[4].endswith(f"({value:+.4f}, 95 % from {low:+.4f} to {high:+.4f})")
     (runs / "b/evaluation.json").write_text(json.dumps(evaluation()))  # of an earlier version, without documents
     assert "paired by document" not in write_report(capsys, "--run", "a", "--compare", "b")[0]
 
@@ -221,12 +223,23 @@ def test_the_chat_models_scores_and_replies_stand_in_the_report(runs, capsys):
     (runs / "mine").rename(runs / "old")
     write_chat(runs / "mine", "d2", chat_evaluation())
     text, _ = write_report(capsys, "--run", "d2")
-    assert "| spelling | letters | 87.5 % (83.3 to 90.8) | 12.5 % | 300 |" in text
+    # Wilson's intervals by hand: of the 200 different items, not of all 300.
+    assert "![Right answers: spelling 87.5 % (82.2 to 91.4), spelling-reworded 25.0 % (20.4 to 30.2), mmlu" in text
+    assert (runs / "d2/plots/skills.png").is_file()
     assert "user       Spell bari.\nassistant  b a r i    [right]" in text
+    assert text.count("Spell bari.") == 1  # one question of each skill
     assert "assistant  y | ␛[2J    [wrong: x]" in text
     assert "Which?" not in text  # a letter is no exchange
     assert text.count("````") == 2  # a prompt that has a fence in it does not end the block
     assert "python -m scripts.chat_cli --run mine\n" in text
+
+
+def test_the_share_of_the_peak_is_that_of_all_devices(runs, capsys):
+    rate = 3100 * model_costs(GPTConfig.from_depth(2, sequence_len=64, vocab_size=300)).flops_per_token
+    write_run(runs / "d2", facts={"world_size": 8, "peak_flops": rate / 2})
+    text, _ = write_report(capsys, "--run", "d2")
+    assert "25.0 % of the peak (MFU)" in row(text, "speed (median)")[0]
+    assert row(text, "hardware") == ["8 × Example CPU"]
 
 
 def test_names_in_a_run_steer_neither_terminal_nor_page(runs, tmp_path, capsys):

@@ -14,7 +14,7 @@ from nanogka.runs import read_metrics
 from nanogka.study import runner
 from scripts import study
 
-pytest.importorskip("seaborn")
+pytest.importorskip("pandas")
 
 
 @pytest.fixture

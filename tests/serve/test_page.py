@@ -19,8 +19,9 @@ MARKDOWN = (
     "# T\nan *e* `<b>`\n- a\n  - b\n1. c\n> q\n\n| x | y |\n|---|---|\n| 1 | 2 |\n```py\n<i> **n**\n```\n2 * 3 * \\*4"
 )
 HTML = (
-    "<h1>T</h1><p>an <em>e</em> <code>&lt;b&gt;</code></p><ul><li><p>a</p><ul><li><p>b</p></li></ul></li></ul>"
-    '<ol start="1"><li><p>c</p></li></ol><blockquote><p>q</p></blockquote><table><tr><th>x</th><th>y</th></tr>'
+    '<h1>T</h1><p>an <em>e</em> <code>&lt;b&gt;</code></p><ul dir="auto"><li><p>a</p><ul dir="auto"><li><p>b</p></li>'
+    '</ul></li></ul><ol dir="auto" start="1"><li><p>c</p></li></ol><blockquote dir="auto"><p>q</p></blockquote>'
+    '<table dir="auto"><tr><th>x</th><th>y</th></tr>'
     "<tr><td>1</td><td>2</td></tr></table><pre><code>&lt;i&gt; **n**</code></pre><p>2 * 3 * *4</p>"
 )
 COSTLY = [">" * 10**5, "[" * 10**5, "`" * 10**4, "*a" * 10**4, "- " * 5000 + "x", "|" * 5000 + "\n|-|", "```x"]
@@ -184,6 +185,40 @@ def test_a_call_of_the_calculator_is_shown_and_sent_back(browser):
         assert texts(browser)[1].split("\n\n") == ["12*3 → 36", "yes"]
         sent = browser.evaluate("request()[1].messages[1].content.map((part) => [part.type, part.text])")
         assert sent == [["python", "12*3"], ["python_output", "36"], ["text", "yes"]]
+        assert browser.complaints() == []
+
+
+# Safari ends the composition before the keydown of the Enter that confirms a word, and gives the key code 229.
+CONFIRM = """(p => { p.focus(); p.value = '日本';
+    p.dispatchEvent(new CompositionEvent('compositionend', {data: '日本', bubbles: true}));
+    p.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter', keyCode: 229, bubbles: true, cancelable: true}));
+    return [messages.length, p.value]; })(document.getElementById('prompt'))"""
+# x of the first and the last character of an element's text.
+ENDS = """((selector) => { let n = document.querySelector(selector); while (n.firstChild) n = n.firstChild;
+    const x = (i) => { const r = document.createRange(); r.setStart(n, i); r.setEnd(n, i + 1);
+        return r.getBoundingClientRect().x; };
+    return [x(0), x(n.length - 1)]; })"""
+RIGHT_TO_LEFT = """messages = [{role: 'user', content: 'מה שלומך?'}, {role: 'assistant', content:
+    'טוב מאוד!\\n\\n- אחד\\n\\n```\\nx = מה?\\n```', finish: 'stop'}]; draw()"""
+
+
+def test_all_scripts_can_be_typed_read_and_copied(browser):
+    with running(talking_model([97])) as server:
+        browser.open(server.address)
+        until(browser, "document.getElementById('model').textContent === 'tiny'")
+        assert browser.evaluate(CONFIRM) == [0, "日本"]  # the Enter that confirms a word does not send it
+        browser.evaluate(RIGHT_TO_LEFT)
+        for place in ("article.user .text", "article.assistant p", "article.assistant li"):
+            first, last = browser.evaluate(f"{ENDS}('{place}')")
+            assert first > last, place
+        first, last = browser.evaluate(f"{ENDS}('article.assistant pre code')")
+        assert first < last
+        # Plain HTTP from another machine has no clipboard; the text is copied all the same, and the page says so.
+        browser.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined}); window.copied = ''")
+        browser.evaluate("addEventListener('copy', () => { copied = document.activeElement.value; })")
+        browser.mouse("click", "article.assistant .tools button:last-child")
+        until(browser, "document.getElementById('said').textContent === 'Copied.'")
+        assert browser.evaluate("copied").startswith("טוב מאוד!")
         assert browser.complaints() == []
 
 

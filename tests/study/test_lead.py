@@ -7,7 +7,7 @@ from study_fakes import grid_with, row
 
 from nanogka.study.plan import Results
 
-pytest.importorskip("seaborn")
+pytest.importorskip("pandas")
 from nanogka.study.lead import find_leads, lead_section, plot_leads, summarize  # noqa: E402
 from nanogka.study.summary import Summary  # noqa: E402
 

@@ -7,7 +7,7 @@ from study_fakes import finish, grid_with, row
 from nanogka.model import model_costs
 from nanogka.study.plan import Results
 
-pytest.importorskip("seaborn")
+pytest.importorskip("pandas")
 from nanogka.study.report import write_report  # noqa: E402
 from nanogka.study.summary import scaling_parameters  # noqa: E402
 

@@ -20,7 +20,7 @@ GROUPS = {
     "Prepare data": ("fetch", "make_shards", "tok_train"),
     "Train": ("base_train", "chat_sft", "chat_rl", "launch", "gka"),
     "Evaluate": ("base_eval", "chat_eval", "tok_eval"),
-    "Use": ("chat_cli", "serve", "page", "export"),
+    "Use": ("chat_cli", "serve", "page", "lesson", "export"),
     "Inspect": ("report", "visualize", "model_info", "trace", "bench", "gpu_first", "plan_gpu"),
     "Compare mixers": ("study",),
     "Images": ("vision_train", "vision_info"),

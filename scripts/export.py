@@ -24,12 +24,16 @@ class Settings(WhichRun):
     overwrite: bool = flag(False, "replace an earlier export in --out; deletes every other file in the folder, too")
     push_to_hub: str = flag("", "owner/name of a Hugging Face repository to upload to; created if missing")
     private: bool = flag(False, "make a newly created repository private")
+    own_questions: bool = flag(
+        False, "show a question of your own conversations in README.md, for all to read"
+    )
 
 
 def body(settings: Settings, errors: Errors) -> None:
     """Export one run."""
     from nanogka.export import check_folder, check_repository, export_run, push_folder
     from nanogka.runs import load_run
+    from tasks.chat_data import questions_to_show
 
     folder = expand_path(settings.out)
     if errors.require(bool(settings.out), "--out", settings.out, "a folder to write"):
@@ -38,7 +42,11 @@ def body(settings: Settings, errors: Errors) -> None:
         check_repository(settings.push_to_hub, errors)
     loaded = errors.capture(lambda: load_run(settings.run, step=settings.step))
     errors.raise_if_any()
-    print(f"{loaded.tag}, step {loaded.step}: written to {export_run(loaded, folder)}")
+    questions, about = questions_to_show(loaded, settings.own_questions)
+    if loaded.kind == "chat":
+        print(f"questions: README.md {about}")
+    written = export_run(loaded, folder, next(iter(questions), "Hello"))
+    print(f"{loaded.tag}, step {loaded.step}: written to {written}")
     if settings.push_to_hub:
         print(f"uploaded to {push_folder(folder, settings.push_to_hub, settings.private)}")
 

@@ -30,6 +30,9 @@ class Settings:
         choices=("auto", "int8", "float16", "float32"),
     )
     text: str | None = flag(None, "text that the page opens with (default: sentences that repeat themselves)")
+    own_questions: bool = flag(
+        False, "offer questions of your own conversations, which all readers of the page see"
+    )
 
 
 def body(settings: Settings, errors: Errors) -> None:
@@ -37,19 +40,23 @@ def body(settings: Settings, errors: Errors) -> None:
     from nanogka.common.files import atomic_write
     from nanogka.page.build import TEXT, build_page
     from nanogka.runs import load_run
+    from tasks.chat_data import promise_of, questions_to_show
 
     errors.require(settings.text != "", "--text", "", "at least one character")
     run = errors.capture(lambda: load_run(settings.run, step=settings.step))
     out = None if settings.out is None else expand_path(settings.out)
     errors.require(out is None or not out.is_dir(), "--out", settings.out, "a file, not a folder")
     errors.raise_if_any()
-    page = errors.capture(lambda: build_page(run, settings.weights, settings.text or TEXT))
+    questions, about = questions_to_show(run, settings.own_questions)
+    page = errors.capture(lambda: build_page(run, settings.weights, settings.text or TEXT, questions, promise_of(run)))
     errors.raise_if_any()
     out = out or run.folder / FILE
     out.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(out, page.html)
     size = byte_size(len(page.html.encode()))
     changed = f"logits by at most {page.largest_difference:.3g}, the loss by {page.loss_difference:+.2g} nats per token"
+    if run.kind == "chat":
+        print(f"questions: the page {about}")
     print(f"weights: {page.weights}; on the page's text the rounding changes {changed}")
     print(one_line(f"page: {out} ({size})"))
 

@@ -20,7 +20,9 @@ from pathlib import Path
 
 from nanogka.common.errors import Errors
 from nanogka.data.chat_sources import ConversationSource, Entry, file_source, hub_source
+from nanogka.runs import Run
 from tasks import arc, dates, gsm8k, items, limits, mmlu, python_words, skills, small_talk, sums, words
+from tasks.promise import PROMISE
 from tasks.skills import HELD_OUT, TRAIN, conversations, showcase
 
 EMBEDDED, EMBEDDED_PLAIN = "embedded", "embedded-plain"
@@ -72,6 +74,31 @@ def open_source(name: str, seed: int) -> ConversationSource:
         dataset, _, config = name.removeprefix(HUB_PREFIX).partition("@")
         return hub_source(dataset, config)
     return file_source(name)
+
+
+def own_sources(text: str) -> list[str]:
+    """The sources of a mixture that are files or folders of the user, whose questions may be private."""
+    public = (EMBEDDED, EMBEDDED_PLAIN, *NAMED)
+    names = (name for name, _ in parse_mixture(text))
+    return [name for name in names if name not in public and not name.startswith(HUB_PREFIX)]
+
+
+def questions_to_show(run: Run, with_own: bool = False) -> tuple[list[str], str]:
+    """Questions of a chat run for what is made to be passed on, and what to tell the user about them.
+
+    Questions of the user's own conversations are among them only on request.
+    """
+    own = own_sources(str(run.part("settings").get("data") or EMBEDDED))
+    if own and not with_own:
+        return [], f"shows no question, because {', '.join(own)} may be private (--own-questions shows them)"
+    source = f"of {', '.join(own)}, which everybody can read" if own else "of public data"
+    return run.examples, f"holds {len(run.examples)} questions {source}"
+
+
+def promise_of(run: Run) -> str:
+    """What a model that learned the embedded conversations says it can do; "" for another."""
+    names = [name for name, _ in parse_mixture(str(run.part("settings").get("data") or EMBEDDED))]
+    return PROMISE if run.kind == "chat" and {EMBEDDED, EMBEDDED_PLAIN} & {*names} else ""
 
 
 def embedded(seed: int, calculator: bool = True) -> ConversationSource:

@@ -90,8 +90,8 @@ while True:
 SERVE_TOOLS = " --enable-auto-tool-choice --tool-call-parser nanogka"
 
 
-def model_card(run: LoadedRun) -> str:
-    """The text of README.md."""
+def model_card(run: LoadedRun, question: str = "Hello") -> str:
+    """The text of README.md. The example of a chat model asks `question`."""
     config, chat = run.model.config, run.kind == "chat"
     mixers = sorted({mixer.name for mixer in config.mixers()})
     return CARD.format(
@@ -102,7 +102,7 @@ def model_card(run: LoadedRun) -> str:
         kind="replies in conversations" if chat else "continues text; it was not trained to converse",
         mixers=", ".join(MIXERS[name].label for name in mixers),
         pattern=attention_name(config.mixer_pattern),
-        prompt=_messages(run) if chat else '"The with statement"',
+        prompt=_messages(question) if chat else '"The with statement"',
         tools=TOOLS if chat else "",
         serve=SERVE_TOOLS if chat else "",
         budget=_budget(run),
@@ -112,10 +112,8 @@ def model_card(run: LoadedRun) -> str:
     )
 
 
-def _messages(run: LoadedRun) -> str:
-    """A first message for the example, one of the run's own questions if there are any."""
-    message = {"role": "user", "content": next(iter(run.examples), "Hello")}
-    return json.dumps([message], ensure_ascii=False)
+def _messages(question: str) -> str:
+    return json.dumps([{"role": "user", "content": question}], ensure_ascii=False)
 
 
 def _budget(run: LoadedRun) -> str:

@@ -45,14 +45,14 @@ def check_folder(folder: Path, overwrite: bool, errors: Errors) -> None:
     errors.require(not taken or replaced, "out", str(folder), expected)
 
 
-def export_run(run: LoadedRun, folder: Path) -> Path:
-    """Write `folder`, replacing what it holds, and return it.
+def export_run(run: LoadedRun, folder: Path, question: str = "Hello") -> Path:
+    """Write `folder`, replacing what it holds, and return it. The card of a chat model asks `question`.
 
     Raises ValueError if a layer has no exported form, and OSError with the folder's name if the disk is full.
     """
     ChatFormat(run.tokenizer)  # raises ValueError if the template's tokens are missing
     weights = {name: value.detach().cpu().contiguous() for name, value in network_weights(run.model).items()}
-    documents = _documents(run)
+    documents = _documents(run, question)
     folder = expand_path(folder).absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Complete or not at all: the files are written to a folder next to it, which then takes its name.
@@ -92,7 +92,7 @@ def _write_files(folder: Path, documents: dict[str, str | dict], weights: dict[s
     shutil.copymode(folder / "config.json", folder / "model.safetensors")  # the library writes it with mode 0600
 
 
-def _documents(run: LoadedRun) -> dict[str, str | dict]:
+def _documents(run: LoadedRun, question: str) -> dict[str, str | dict]:
     """The content of every file except the weights."""
     special, replies = run.tokenizer.special_tokens, run.kind == "chat"
     end = END if replies else BOS
@@ -108,6 +108,6 @@ def _documents(run: LoadedRun) -> dict[str, str | dict]:
         "generation_config.json": ids,
         TOKENIZER: exported_tokenizer(run.tokenizer).to_str(),
         TOKENIZER_CONFIG: tokenizer_config(run.model.config.sequence_len, end),
-        "README.md": model_card(run),
+        "README.md": model_card(run, question),
         **{name: (code / name).read_text(encoding="utf-8") for name in CODE},
     }

@@ -6,6 +6,7 @@ Its source and the weights are text in the file; the policy in its head allows t
 
 import base64
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,11 +36,21 @@ class Page:
     loss_difference: float  # of the mean loss per token on that text, in nats
 
 
-def build_page(run: LoadedRun, weights: str = "auto", text: str = TEXT) -> Page:
+def build_page(
+    run: LoadedRun, weights: str = "auto", text: str = TEXT, questions: Sequence[str] = (), promise: str = ""
+) -> Page:
     """Make the page of a run, which opens with `text`. `weights`: auto, int8, float16 or float32.
 
+    The page of a chat model offers `questions` and says in one sentence what the model can do, its `promise`.
     Raises ValueError for a mixer or a size that a page cannot have.
     """
+    spec, packed = describe(run, weights, text)
+    spec |= {"questions": list(questions), "promise": promise}
+    return Page(fill_in(spec, packed.data), spec["weights"], *spec["difference"])
+
+
+def describe(run: LoadedRun, weights: str, text: str) -> tuple[dict, Packed]:
+    """What the engine and the page must know of a run, and its weights."""
     config = network_config(run.model)
     for block, layer in zip(run.model.blocks, config["mixers"]):
         if layer["kind"] not in SUPPORTED:
@@ -62,9 +73,8 @@ def build_page(run: LoadedRun, weights: str = "auto", text: str = TEXT) -> Page:
         "tensors": packed.entries,
         "tokenizer": tokenizer_spec(run.tokenizer),
         "text": text,
-        "questions": run.examples,
     }
-    return Page(fill_in(spec, packed.data), weights, *difference)
+    return spec, packed
 
 
 def page_size(model: GPT, element_bytes: int) -> int:
@@ -77,12 +87,18 @@ def fill_in(spec: dict, weights: bytes) -> str:
     parts = parts_of("nanogka.page")
     body = fill(
         parts["page.html"],
-        engine='"use strict";\n' + "\n".join(parts[name] for name in ENGINE),
+        engine=engine_source(),
         spec=as_data(spec),
         weights=base64.b64encode(weights).decode(),
     )
     title = f"{spec['tag']}: a language model in a page"
     return document(title, body, parts["page.css"], parts["page.js"], "worker-src blob:")
+
+
+def engine_source() -> str:
+    """The script of the page's worker: all that computes."""
+    parts = parts_of("nanogka.page")
+    return '"use strict";\n' + "\n".join(parts[name] for name in ENGINE)
 
 
 def tokenizer_spec(tokenizer: Tokenizer) -> dict:

@@ -166,23 +166,12 @@ function drawHead(l, h) {
   card.querySelector("[type=range]").value = Math.log2(sigma[h] / trained[l].sigma[h]);
   card.querySelector("[type=checkbox]").checked = cut[h];
   card.classList.toggle("cut", cut[h]);
-  const sums = { itself: 0, same: 0, after: 0 };
-  let repeats = 0; // tokens that the text has had before
-  for (let i = 0; i < n; i++) {
-    for (let j = 0; j <= i; j++) {
-      const share = weight(l, h, i, j);
-      if (j === i) sums.itself += share;
-      else if (shown.ids[j] === shown.ids[i]) sums.same += share;
-      else if (j > 0 && shown.ids[j - 1] === shown.ids[i]) sums.after += share;
-    }
-    repeats += shown.ids.indexOf(shown.ids[i]) < i;
-  }
   const canvas = card.querySelector("canvas");
   drawTriangle(canvas, n, (i, j) => Math.sqrt(weight(l, h, i, j)));
   canvas.style.imageRendering = n > canvas.clientWidth ? "auto" : "pixelated"; // squares, unless some would be left out
-  const shares = [sums.itself / n, sums.same / repeats, sums.after / repeats];
   card.querySelectorAll("i").forEach((place, k) => {
-    place.textContent = Number.isFinite(shares[k]) ? percent(shares[k]) : "—";
+    const share = shown.shares[l * HEADS + h][k];
+    place.textContent = share === null ? "—" : percent(share);
   });
 }
 
@@ -254,8 +243,10 @@ function clear() {
 }
 
 const facts = [spec.label, `${spec.parameters.toLocaleString("en")} weights as ${spec.weights}`, `step ${spec.step}`];
-const promise = "It runs here, offline. Nothing that you type leaves this page.";
-$("about").textContent = `${spec.tag}: ${facts.join(", ")}. ${promise}`;
+const safe = "It runs in your browser, offline. Nothing that you type leaves this page.";
+const says = spec.promise ? `It says: “${spec.promise}” Write to it, or press an example.` : "Write to it.";
+$("promise").textContent = chatting() ? says : "It continues text: it guesses the next token, again and again.";
+$("about").textContent = `${spec.tag}: ${facts.join(", ")}. ${safe}`;
 $("source").value = spec.text;
 $("draft").value = spec.questions[0] ?? "";
 $("tabs").hidden = !chatting();

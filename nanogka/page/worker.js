@@ -57,6 +57,22 @@ function pass(state, changes, first) {
   return { bits, best };
 }
 
+/** Of each head, the mean weight on the token itself; of tokens that the text has had before, the mean weight on their
+    earlier copies and on what followed those. Null if there are none. */
+function sharesOf({ ids, attention }) {
+  const n = ids.length, repeats = ids.filter((id, i) => ids.indexOf(id) < i).length;
+  return Array.from({ length: network.L * network.H }, (_, head) => {
+    let itself = 0, copies = 0, followed = 0;
+    for (let i = 0; i < n; i++) for (let j = 0; j <= i; j++) {
+      const share = attention[(head * n + i) * n + j];
+      if (j === i) itself += share;
+      else if (ids[j] === ids[i]) copies += share;
+      else if (j > 0 && ids[j - 1] === ids[i]) followed += share;
+    }
+    return [itself / n, ...[copies, followed].map((sum) => (repeats ? sum / repeats : null))];
+  });
+}
+
 function read({ source, changes, most }) {
   most = Math.min(most, network.context);
   const { ids: all, scored } = idsOf(source, most), ids = all.slice(0, most), n = ids.length;
@@ -79,7 +95,7 @@ function read({ source, changes, most }) {
   });
   const { attention, before: bitsBefore } = reading, labels = ids.map((id) => tokenizer.label(id));
   const score = { perByte: total / bytes, perByteBefore: before / bytes };
-  return { ids, labels, special, cut: n < all.length, bits, before: bitsBefore, best, attention, ...score };
+  return { ids, labels, special, cut: n < all.length, bits, before: bitsBefore, best, attention, shares: sharesOf(reading), ...score };
 }
 
 /** Continue a text, or reply to the last message of a conversation, and post every token. */

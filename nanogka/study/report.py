@@ -3,11 +3,12 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from colorsys import hsv_to_rgb
 from itertools import cycle
 from pathlib import Path
 
 from matplotlib import rc_context
-from matplotlib.colors import hsv_to_rgb, to_hex
+from matplotlib.colors import to_hex
 
 from nanogka.common.files import atomic_write
 from nanogka.common.formatting import MISSING, code_span, markdown_table, number, scientific
@@ -154,7 +155,7 @@ def family_colors(families: Iterable[Family]) -> dict[str, str]:
     others = [label for label, color in colors.items() if not color]
     spare = [color for color in COLORS if color not in colors.values()]
     if len(others) > len(spare):
-        spare = [to_hex(hsv_to_rgb((i / len(others), 0.65, 0.8))) for i in range(len(others))]
+        spare = [to_hex(hsv_to_rgb(i / len(others), 0.65, 0.8)) for i in range(len(others))]
     return colors | dict(zip(others, spare))
 
 

@@ -2,12 +2,12 @@
 
 import json
 import random
-import unicodedata
 
 import numpy as np
 import pytest
 import torch
 from generate_models import byte_tokenizer, save_run, small_model
+from page_models import make_run, scripted_run, unicode_texts
 
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.generate.calculator import calculate
@@ -21,17 +21,7 @@ from nanogka.tokenizer import Tokenizer
 from scripts import page as script
 
 ALL_OPTIONS = {"qk_affine": True, "short_conv": 3, "successor_keys": True, "learned_temperature": True}
-EXTRA = [b" the", "😀".encode(), b"ab", b"bc", b"abc", b"\xc3", b"10"]
 READY = "typeof shown !== 'undefined' && Boolean(shown) && !busy && !stale && !writing"
-
-
-def make_run(folder, pattern="G", kind="base", model=None, tokenizer=None, **options) -> LoadedRun:
-    """A run with a small model in which every part matters."""
-    tokenizer = tokenizer or byte_tokenizer(EXTRA)
-    shape = {"sequence_len": 64, "vocab_size": tokenizer.vocab_size} | options
-    model = model or small_model(pattern, **shape)
-    config = {"settings": {}, "run": {"kind": kind}, "model": model.config.to_dict()}
-    return LoadedRun(folder / "<!--<script>", config, tokenizer, 7, folder / "checkpoints", model)
 
 
 def wait(browser) -> None:
@@ -107,36 +97,6 @@ def test_rounding_keeps_half_a_step_and_is_reported(tmp_path):
             original, rounded = run.model(ids[:, :-1]), with_rounded_weights(run.model, packed)(ids[:, :-1])
         assert page.largest_difference == pytest.approx((original - rounded).abs().max().item())
         assert 0 < page.largest_difference < {"int8": 1, "float16": 0.05}[weights]
-
-
-def unicode_texts(count: int) -> list[str]:
-    """Texts of assigned characters, of all kinds of blanks, of words and marks, and the edges of the pattern."""
-    rng = random.Random(0)
-    every = (chr(code) for code in range(0x110000))
-    assigned = [c for c in every if unicodedata.category(c) not in ("Cn", "Co", "Cs")]
-    blanks = [*"\t\n\r\v\f \x1c\x1f\x85\xa0\u1680\u2003\u200b\u2028\u2029\u202f\u3000\ufeff\u180e", "a", "1", "."]
-    words = [
-        "the",
-        " the",
-        "'s",
-        "'LL",
-        "é",
-        "😀",
-        "१२",
-        "100",
-        "ǅ",
-        "\u0301",
-        "  ",
-        "\r\n",
-        "日本",
-        "…",
-        "Ⅷ",
-        "²",
-        "abc",
-    ]
-    pools = [assigned, blanks, words, list(map(chr, range(256)))]
-    texts = ["", " " * 300 + "x", "\n" * 200, "abc" * 300, "don't WE'LL 'ſ 'S it's", "x  \n\n  y"]
-    return texts + ["".join(rng.choices(pools[i % 4], k=rng.randint(1, 40))) for i in range(count)]
 
 
 def test_ids_are_those_of_the_tokenizer_on_random_unicode(tmp_path, browser, show):
@@ -258,25 +218,6 @@ def test_writing_can_be_stopped(tmp_path, browser, show):
     wait(browser)
     assert browser.evaluate("document.getElementById('write').textContent") == "Continue"
     assert int(browser.evaluate("document.getElementById('speed').textContent").split()[0]) < 256
-
-
-def scripted_run(folder) -> LoadedRun:
-    """A chat model that calls the calculator with 12*3 and then says yes: each token decides the next one."""
-    tokenizer = byte_tokenizer()
-    mark = {name[2:-2]: token for name, token in tokenizer.special_tokens.items()}
-    chain = (
-        [mark["assistant_start"], mark["python_start"], *b"12*3", mark["python_end"]],
-        [mark["output_end"], *b"yes", mark["assistant_end"]],
-    )
-    model = GPT(
-        GPTConfig(n_layer=2, n_head=2, n_embd=64, vocab_size=tokenizer.vocab_size, sequence_len=64)
-    )  # layers add 0
-    with torch.no_grad():
-        model.lm_head.weight.zero_()
-        for k, (token, following) in enumerate(pair for part in chain for pair in zip(part, part[1:])):
-            model.embedding.weight[token] = torch.eye(64)[k]
-            model.lm_head.weight[following, k] = 3
-    return make_run(folder, kind="chat", model=model.eval(), tokenizer=tokenizer)
 
 
 def test_a_chat_model_replies_and_its_calls_are_answered(tmp_path, browser, show):

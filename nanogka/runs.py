@@ -129,6 +129,11 @@ class Run:
             raise ValueError(f"{path}: damaged, expected `bpb` and `tasks` as an evaluation writes them")
         return document
 
+    @property
+    def promise(self) -> str:
+        """A sentence on what a chat run can do; empty if its conversations promise nothing."""
+        return str(self.part("run").get("promise", ""))
+
     @cached_property
     def examples(self) -> list[str]:
         """Questions that show what a chat run learned, from its own held-out ones; [] for a run that has none.

@@ -1,7 +1,7 @@
 """Print the numbers of docs/lesson.md for models that you trained. It needs Node.js, which runs the pages' script.
 
-    python -m scripts.lesson                                              d3-successor and d3-gaussian
-    python -m scripts.lesson --successor s1,s2,s3 --gaussian g1,g2,g3     ranges over several seeds
+python -m scripts.lesson                                              d3-successor and d3-gaussian
+python -m scripts.lesson --successor s1,s2,s3 --gaussian g1,g2,g3     ranges over several seeds
 """
 
 import sys

@@ -30,9 +30,7 @@ class Settings:
         choices=("auto", "int8", "float16", "float32"),
     )
     text: str | None = flag(None, "text that the page opens with (default: sentences that repeat themselves)")
-    own_questions: bool = flag(
-        False, "offer questions of your own conversations, which all readers of the page see"
-    )
+    own_questions: bool = flag(False, "offer questions of your own conversations, which all readers of the page see")
 
 
 def body(settings: Settings, errors: Errors) -> None:
@@ -40,7 +38,7 @@ def body(settings: Settings, errors: Errors) -> None:
     from nanogka.common.files import atomic_write
     from nanogka.page.build import TEXT, build_page
     from nanogka.runs import load_run
-    from tasks.chat_data import promise_of, questions_to_show
+    from tasks.chat_data import questions_to_show
 
     errors.require(settings.text != "", "--text", "", "at least one character")
     run = errors.capture(lambda: load_run(settings.run, step=settings.step))
@@ -48,7 +46,7 @@ def body(settings: Settings, errors: Errors) -> None:
     errors.require(out is None or not out.is_dir(), "--out", settings.out, "a file, not a folder")
     errors.raise_if_any()
     questions, about = questions_to_show(run, settings.own_questions)
-    page = errors.capture(lambda: build_page(run, settings.weights, settings.text or TEXT, questions, promise_of(run)))
+    page = errors.capture(lambda: build_page(run, settings.weights, settings.text or TEXT, questions))
     errors.raise_if_any()
     out = out or run.folder / FILE
     out.parent.mkdir(parents=True, exist_ok=True)

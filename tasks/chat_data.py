@@ -22,7 +22,6 @@ from nanogka.common.errors import Errors
 from nanogka.data.chat_sources import ConversationSource, Entry, file_source, hub_source
 from nanogka.runs import Run
 from tasks import arc, dates, gsm8k, items, limits, mmlu, python_words, skills, small_talk, sums, words
-from tasks.promise import PROMISE
 from tasks.skills import HELD_OUT, TRAIN, conversations, showcase
 
 EMBEDDED, EMBEDDED_PLAIN = "embedded", "embedded-plain"
@@ -93,12 +92,6 @@ def questions_to_show(run: Run, with_own: bool = False) -> tuple[list[str], str]
         return [], f"shows no question, because {', '.join(own)} may be private (--own-questions shows them)"
     source = f"of {', '.join(own)}, which everybody can read" if own else "of public data"
     return run.examples, f"holds {len(run.examples)} questions {source}"
-
-
-def promise_of(run: Run) -> str:
-    """What a model that learned the embedded conversations says it can do; "" for another."""
-    names = [name for name, _ in parse_mixture(str(run.part("settings").get("data") or EMBEDDED))]
-    return PROMISE if run.kind == "chat" and {EMBEDDED, EMBEDDED_PLAIN} & {*names} else ""
 
 
 def embedded(seed: int, calculator: bool = True) -> ConversationSource:

@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from nanogka.common.files import atomic_write  # noqa: E402
 from nanogka.page.build import build_page  # noqa: E402
 from nanogka.runs import load_run  # noqa: E402
-from tasks.chat_data import promise_of  # noqa: E402
 
 WIDTH, HEIGHT = 1280, 860
 LARGEST = 150_000  # bytes
@@ -70,7 +69,7 @@ def main() -> None:
         sys.exit(f"screenshots: got {run.tag} with {len(run.examples)} questions, expected {QUESTIONS}")
     with tempfile.TemporaryDirectory() as scratch:
         page = Path(scratch, "model.html")
-        page.write_text(build_page(run, questions=run.examples, promise=promise_of(run)).html, encoding="utf-8")
+        page.write_text(build_page(run, questions=run.examples).html, encoding="utf-8")
         browser = Browser(Path(scratch, "profile"))
         try:
             for scheme, name in (("light", "page.png"), ("dark", "page-dark.png")):

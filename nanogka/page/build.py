@@ -36,16 +36,13 @@ class Page:
     loss_difference: float  # of the mean loss per token on that text, in nats
 
 
-def build_page(
-    run: LoadedRun, weights: str = "auto", text: str = TEXT, questions: Sequence[str] = (), promise: str = ""
-) -> Page:
+def build_page(run: LoadedRun, weights: str = "auto", text: str = TEXT, questions: Sequence[str] = ()) -> Page:
     """Make the page of a run, which opens with `text`. `weights`: auto, int8, float16 or float32.
 
-    The page of a chat model offers `questions` and says in one sentence what the model can do, its `promise`.
-    Raises ValueError for a mixer or a size that a page cannot have.
+    The page of a chat model offers `questions`. Raises ValueError for a mixer or a size that a page cannot have.
     """
     spec, packed = describe(run, weights, text)
-    spec |= {"questions": list(questions), "promise": promise}
+    spec |= {"questions": list(questions), "promise": run.promise}
     return Page(fill_in(spec, packed.data), spec["weights"], *spec["difference"])
 
 

@@ -50,7 +50,7 @@ const receive = {
     draw();
     if (stale) refresh();
   },
-  piece({ text, part, id }) {
+  piece({ text, part, id, opens }) {
     if (!chatting()) {
       $("source").value += text;
       $("source").scrollTop = $("source").scrollHeight;
@@ -58,8 +58,8 @@ const receive = {
     }
     const turn = state.turns.at(-1), { calls } = turn;
     turn.ids.push(id);
-    if (part === "text") turn.text += text;
-    else if (part === "python" && calls.at(-1)?.result !== "") calls.push({ code: text, result: "" });
+    if (opens) calls.push({ code: "", result: "" });
+    else if (part === "text") turn.text = (turn.text + text).trimStart(); // a reply may begin with a blank
     else calls.at(-1)[part === "python" ? "code" : "result"] += text;
     drawMessages();
   },
@@ -179,7 +179,7 @@ function drawMessages() {
   $("write").textContent = writing ? "Stop" : chatting() ? "Send" : "Continue";
   $("messages").replaceChildren(...state.turns.flatMap(({ prompt, text, calls }, i) => {
     const waiting = writing && i === state.turns.length - 1;
-    const call = (c) => make("p", { className: "call", textContent: `calculator: ${c.code} → ${c.result}` });
+    const call = (c) => make("p", { className: "call", textContent: `calculator: ${c.code} → ${c.result || "no result"}` });
     const reply = { className: waiting ? "waiting" : "", textContent: text || (waiting ? "" : "(an empty reply)") };
     return [make("p", { className: "user", textContent: prompt }), ...calls.map(call), make("p", reply)];
   }));

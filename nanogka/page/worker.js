@@ -131,7 +131,7 @@ async function write({ source, changes, temperature, most = 256, kept = 50 }) {
     }
     if (isMark) part = id === python ? "python" : id === output ? "output" : "text";
     else if (part === "python") code.push(id);
-    postMessage({ type: "piece", id, part, text: isMark ? "" : decoder.decode(tokenizer.bytes(id), { stream: true }) });
+    postMessage({ type: "piece", id, part, opens: id === python, text: isMark ? "" : decoder.decode(tokenizer.bytes(id), { stream: true }) });
     if (performance.now() > pause) { // let a message to stop come in
       await new Promise((resolve) => setTimeout(resolve));
       pause = performance.now() + 50;

@@ -159,15 +159,15 @@ def plot_skills(skills: Mapping[str, tuple[Interval, float | None]], path: Path)
 
 def _skills(skills: Mapping[str, tuple[Interval, float | None]], dark: bool) -> Figure:
     figure = new_figure(WIDTH, 1.1 + 0.3 * len(skills), "Right answers to questions that training did not have")
-    axes, (color, ink, mark) = figure.subplots(), (COLORS[0], INK, MARK)
+    axes, (color, ink, mark) = figure.subplots(), (COLORS[4], INK, MARK)
     if dark:
-        color, ink, mark = on_dark(color), DARK_INK, on_dark(mark)
+        color, ink, mark = COLORS[0], DARK_INK, on_dark(mark)
     for row, (share, constant) in enumerate(skills.values()):
-        axes.barh(row, share.value, height=0.62, color=color, alpha=0.55)
+        axes.barh(row, share.value, height=0.62, color=color, zorder=2)
         if math.isfinite(share.half):
-            axes.plot([share.low, share.high], [row, row], color=ink, linewidth=1.4)
+            axes.plot([share.low, share.high], [row, row], color=ink, linewidth=1.4, zorder=3)
         if constant is not None:
-            axes.plot(constant, row, "|", color=mark, markersize=13, markeredgewidth=2.2)
+            axes.plot(constant, row, "|", color=mark, markersize=13, markeredgewidth=2.2, zorder=3)
         axes.text(1.015, row, skill_text(share), va="center", fontsize="small")
     ticks = np.linspace(0, 1, 6)
     axes.set(xlim=(0, 1), xticks=ticks, xticklabels=[f"{100 * tick:.0f} %" for tick in ticks])

@@ -126,6 +126,7 @@ class Report:
             *self._chat(),
             *_bandwidths(self.run),
             *self._attention(),
+            *self._replies(),
             *self._numbers(),
             *self._scores(),
             *_components(self.run),
@@ -165,7 +166,7 @@ class Report:
         ]
 
     def _chat(self) -> list[str]:
-        """Scores and replies of the chat run."""
+        """Scores of the chat run."""
         chat = self.chat
         if chat is None:
             command = f"python -m scripts.chat_sft --base {shlex.quote(self.name)}"
@@ -185,18 +186,20 @@ class Report:
             plot_skills(skills, self.run.folder / "plots" / "skills.png")
             values = [f"{plain(name)} {skill_text(share)}" for name, (share, _) in skills.items()]
             lines.append(f"![Right answers: {', '.join(values)}](plots/skills.png)")
-        exchanges = []
-        for task in chat.tasks:
-            for reply in (task.get("replies") or [])[:1] if task.get("type") == "generation" else ():
-                verdict = "[right]" if reply.get("right") else f"[wrong: {reply.get('answer')}]"
-                exchanges.append(f"user       {reply.get('prompt')}\nassistant  {reply.get('reply')}    {verdict}")
-        if exchanges:
-            heading = "The first question of each skill that is answered in words, right or wrong as it came:"
-            lines += [heading, code_block("\n\n".join(exchanges))]
         if (chat.folder / MODEL_PAGE).is_file():
             page = os.path.relpath(chat.folder / MODEL_PAGE, self.run.folder)
             lines.append(f"[Talk to it in the browser]({quote(page)})")
         return lines
+
+    def _replies(self) -> list[str]:
+        """One exchange of each skill of the chat run, not chosen by its outcome."""
+        exchanges = []
+        for task in self.chat.tasks if self.chat else ():
+            for reply in (task.get("replies") or [])[:1] if task.get("type") == "generation" else ():
+                verdict = "[right]" if reply.get("right") else f"[wrong: {reply.get('answer')}]"
+                exchanges.append(f"user       {reply.get('prompt')}\nassistant  {reply.get('reply')}    {verdict}")
+        heading = "The first question of each skill that is answered in words, right or wrong as it came:"
+        return ["## Replies", heading, code_block("\n\n".join(exchanges))] if exchanges else []
 
     def _learning_curves(self) -> list[str]:
         """Draw the curves. Their last point is another sample of text than the final figure, so it says which."""

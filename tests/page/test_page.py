@@ -248,6 +248,13 @@ def test_a_chat_model_replies_and_its_calls_are_answered(tmp_path, browser, show
     own = browser.evaluate("shown.bits.map((bit, i) => [bit, shown.labels[i]])")[len(prompt) :]
     letters = [bit for bit, label in own[:5] + own[9:] if len(label) == 1]
     assert browser.evaluate("shown.perByte") == pytest.approx(sum(letters) / len(letters), rel=1e-6)
+    # Two calls in a row stay two, also if the first has no value.
+    pieces = [{"part": "python", "opens": True}, {"part": "python", "text": "1/0"}, {"part": "text"}]
+    pieces += [{"part": "python", "opens": True}, {"part": "python", "text": "2"}, {"part": "output", "text": "2"}]
+    browser.evaluate("state.turns.push({ prompt: 'x', ids: [], text: '', calls: [] })")
+    browser.evaluate(f"{json.dumps(pieces)}.forEach((piece) => receive.piece({{ text: '', ...piece }}))")
+    calls = browser.evaluate("[...document.querySelectorAll('#messages .call')].map((p) => p.textContent)")
+    assert calls[1:] == ["calculator: 1/0 → no result", "calculator: 2 → 2"]
     assert browser.evaluate("document.querySelectorAll('#messages b').length") == 0
     assert browser.complaints() == []
 

@@ -70,7 +70,7 @@ def test_the_variables_of_speedrun_in_documents_exist():
 
 def test_the_example_of_a_mixer_trains_decodes_and_has_its_option(monkeypatch):
     code = re.search(r"```python\n(.*?)```", (ROOT / "docs/new-mixer.md").read_text(encoding="utf-8"), re.DOTALL)[1]
-    monkeypatch.setattr("nanogka.model.config.MIXERS", dict(MIXERS))
+    monkeypatch.setattr("nanogka.model.spec.MIXERS", dict(MIXERS))
     for name in list(MIXERS):
         monkeypatch.setitem(MIXERS, name, MIXERS[name])  # put back what the registration below adds
     space: dict = {}

@@ -20,8 +20,8 @@ from nanogka.data.hub_corpora import HubCorpus
 from nanogka.model import GPT
 from nanogka.runs import load_run
 from nanogka.train import plan as plan_module
+from nanogka.train import pretraining
 from nanogka.train.settings import TrainSettings
-from scripts import base_train
 
 
 def test_a_run_leaves_configuration_metrics_and_a_model_that_loads(base, flags, capsys):
@@ -98,9 +98,9 @@ def test_one_rank_and_two_give_the_same_losses_and_resume_each_others_checkpoint
 
 def test_evaluations_are_logged_the_validation_last_and_the_best_checkpoint_is_kept(base, flags, monkeypatch):
     values = iter([9.0, 4.0, 3.0, 5.0, 6.0, 7.0, 8.0])
-    monkeypatch.setattr(base_train, "validation", lambda plan, corpus: lambda model: {"val_bpb": next(values)})
-    monkeypatch.setattr(base_train, "open_core_tasks", lambda *_: ["a task"])
-    monkeypatch.setattr(base_train, "core_evaluation", lambda *_: lambda model: {"core": 0.5})
+    monkeypatch.setattr(pretraining, "validate", lambda plan, corpus, model: {"val_bpb": next(values)})
+    monkeypatch.setattr(pretraining, "open_core_tasks", lambda *_: ["a task"])
+    monkeypatch.setattr(pretraining, "core_evaluation", lambda *_: lambda model: {"core": 0.5})
     options = ["--eval-every", 2, "--save-every", 2, "--keep", 2, "--core-every", 6]
     assert train(*flags, *options, "--run", "best") == 0
     lines = trace(base / "runs" / "best", "eval")

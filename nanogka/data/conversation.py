@@ -17,12 +17,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from nanogka.common.formatting import shorten
-from nanogka.data.tool_calls import join_tool_calls
+from nanogka.data.tool_calls import CALL_END, CALL_START, join_tool_calls
 from nanogka.tokenizer import Tokenizer, check_text
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
 TEXT, PYTHON, OUTPUT = PART_TYPES = ("text", "python", "python_output")
-MARKS = {TEXT: (), PYTHON: ("<|python_start|>", "<|python_end|>"), OUTPUT: ("<|output_start|>", "<|output_end|>")}
+MARKS = {TEXT: (), PYTHON: (CALL_START, CALL_END), OUTPUT: ("<|output_start|>", "<|output_end|>")}
 
 
 class ConversationError(ValueError):

@@ -15,7 +15,20 @@ from typing import Any
 
 from nanogka.common.formatting import shorten
 
-CALCULATOR, EXPRESSION = "calculator", "expression"  # the only function and its only argument
+FUNCTION, ARGUMENT = "calculator", "expression"  # the only function and its only argument
+CALCULATOR = {  # the function as clients declare it in `tools`
+    "type": "function",
+    "function": {
+        "name": FUNCTION,
+        "description": "Compute + - * / // % and parentheses of numbers, or count a text in another",
+        "parameters": {
+            "type": "object",
+            "properties": {ARGUMENT: {"type": "string", "description": "such as 2 + 4 or 'banana'.count('a')"}},
+            "required": [ARGUMENT],
+        },
+    },
+}
+CALL_START, CALL_END = "<|python_start|>", "<|python_end|>"  # around the expression in a generated text
 ASSISTANT, TOOL = "assistant", "tool"
 
 
@@ -58,15 +71,25 @@ def join_tool_calls(messages: Sequence[object]) -> tuple[list[tuple[int, object]
     return joined, awaits == "rest"
 
 
+def read_reply(generated: str) -> tuple[str, str | None]:
+    """Return the text of a generated reply, read with its special tokens, and the expression of its first call.
+
+    The expression is None without a call. What follows the call is dropped, because the model wrote it without the
+    result. A call may lack its last token, at which generation stops.
+    """
+    text, mark, call = generated.partition(CALL_START)
+    return text, call.partition(CALL_END)[0] if mark else None
+
+
 def tool_call(identity: str, expression: str) -> dict:
     """Return a call in OpenAI's form."""
-    arguments = json.dumps({EXPRESSION: expression}, ensure_ascii=False)
-    return {"id": identity, "type": "function", "function": {"name": CALCULATOR, "arguments": arguments}}
+    arguments = json.dumps({ARGUMENT: expression}, ensure_ascii=False)
+    return {"id": identity, "type": "function", "function": {"name": FUNCTION, "arguments": arguments}}
 
 
 def _expression(calls: object) -> str:
     """Return the expression of a message's only call."""
-    wanted = f"a single call of {CALCULATOR} with a text {EXPRESSION!r} among its arguments"
+    wanted = f"a single call of {FUNCTION} with a text {ARGUMENT!r} among its arguments"
     call = calls[0] if isinstance(calls, list) and len(calls) == 1 and isinstance(calls[0], dict) else {}
     function = call.get("function", call)
     arguments = function.get("arguments") if isinstance(function, dict) else None
@@ -75,8 +98,8 @@ def _expression(calls: object) -> str:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
             arguments = None
-    expression = arguments.get(EXPRESSION) if isinstance(arguments, dict) else None
-    if not isinstance(expression, str) or not isinstance(function, dict) or function.get("name") != CALCULATOR:
+    expression = arguments.get(ARGUMENT) if isinstance(arguments, dict) else None
+    if not isinstance(expression, str) or not isinstance(function, dict) or function.get("name") != FUNCTION:
         raise ValueError(f"tool_calls: got {shorten(repr(calls))}, expected {wanted}")
     return expression
 

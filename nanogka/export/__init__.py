@@ -1,6 +1,6 @@
 """Export a trained run as a self-contained folder of the transformers library. See docs/export.md."""
 
-from nanogka.export.calls import CALCULATOR, read_reply
+from nanogka.data.tool_calls import CALCULATOR, read_reply
 from nanogka.export.folder import check_folder, export_run
 from nanogka.export.hub import check_repository, push_folder
 from nanogka.export.register import register_with_transformers

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import Regex, normalizers, processors
 
-from nanogka.export.calls import ARGUMENT, CALL_END, CALL_START, FUNCTION
+from nanogka.data.tool_calls import ARGUMENT, CALL_END, CALL_START, FUNCTION
 from nanogka.tokenizer import BOS, SPECIAL_TOKENS, Tokenizer
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"

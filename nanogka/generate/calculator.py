@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from nanogka.data.conversation import OUTPUT, PYTHON, TEXT
+from nanogka.data.conversation import MARKS, OUTPUT, PYTHON, TEXT
 from nanogka.tokenizer import Tokenizer
 
 MAX_CHARACTERS = 200  # of an expression
@@ -81,11 +81,9 @@ class ToolCalls:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer, self.part, self.forced = tokenizer, TEXT, deque()
         self._code: list[int] = []
-        special = tokenizer.special_tokens
-        # The part that each mark begins.
-        self._begins = {special["<|python_start|>"]: PYTHON, special["<|output_start|>"]: OUTPUT}
-        self._begins |= dict.fromkeys((special["<|python_end|>"], special["<|output_end|>"]), TEXT)
-        self._output_marks = special["<|output_start|>"], special["<|output_end|>"]
+        code, output = ([tokenizer.special_tokens[name] for name in MARKS[kind]] for kind in (PYTHON, OUTPUT))
+        self._begins = {code[0]: PYTHON, code[1]: TEXT, output[0]: OUTPUT, output[1]: TEXT}  # the part after each mark
+        self._output_marks = output
 
     def push(self, token: int) -> bool:
         """Follow a token. Returns whether it is a mark, which ends the part before it.

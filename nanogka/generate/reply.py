@@ -1,25 +1,24 @@
-"""The parts of a reply as they come: text, the code of a tool call (python), and what the tool returned."""
+"""A reply as it grows: text, the code of tool calls, and what the tool returned."""
 
 from nanogka.data.conversation import OUTPUT, PYTHON, TEXT, Part
 from nanogka.generate.continuous import TokenOutput
 
 
-class ReplyParts:
-    """Grows with each token of one text. Two calls in a row stay two: the token between them is a mark of the text."""
+class Reply:
+    """One text, token by token. Two calls in a row stay two, because the mark between them is a token of the text."""
 
     def __init__(self) -> None:
-        self._grown: list[list[str]] = []  # [type, text]
+        self.parts: list[Part] = []  # none is empty
+        self._kind, self._grows = TEXT, False  # of the last token; whether more of it belongs to the last part
 
     def add(self, output: TokenOutput) -> None:
         """Add a token."""
-        if not self._grown or self._grown[-1][0] != output.part:
-            self._grown.append([output.part, ""])
-        self._grown[-1][1] += output.text
-
-    @property
-    def parts(self) -> list[Part]:
-        """The parts so far."""
-        return [Part(kind, text) for kind, text in self._grown if text]
+        self._grows = self._grows and output.part == self._kind
+        self._kind = output.part
+        if output.text:
+            text = self.parts.pop().text + output.text if self._grows else output.text
+            self.parts.append(Part(output.part, text))
+            self._grows = True
 
     @property
     def text(self) -> str:
@@ -28,7 +27,10 @@ class ReplyParts:
 
     @property
     def calls(self) -> list[tuple[str, str]]:
-        """(code, result) of each tool call; a call without a result has an empty one."""
-        tools = [part for part in self.parts if part.type != TEXT]
-        after = [*tools[1:], Part(TEXT, "")]
-        return [(a.text, b.text if b.type == OUTPUT else "") for a, b in zip(tools, after) if a.type == PYTHON]
+        """(code, result) of each tool call; the result is empty if there is none."""
+        following = [*self.parts[1:], Part(TEXT, "")]
+        return [
+            (part.text, after.text if after.type == OUTPUT else "")
+            for part, after in zip(self.parts, following)
+            if part.type == PYTHON
+        ]

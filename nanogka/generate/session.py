@@ -12,7 +12,7 @@ from nanogka.data.conversation import SYSTEM, TEXT, ChatFormat, Message
 from nanogka.generate.continuous import PrefixCache, TokenOutput
 from nanogka.generate.engine import Engine
 from nanogka.generate.prompt import fit_prompt
-from nanogka.generate.reply import ReplyParts
+from nanogka.generate.reply import Reply
 from nanogka.generate.settings import SessionSettings
 
 BASE_KEEPS_NO_HISTORY = "a base model keeps no history: it continues each prompt alone"
@@ -23,7 +23,7 @@ class Turn:
     """A prompt and the reply to it, complete or as far as it came."""
 
     prompt: str
-    reply: ReplyParts = field(default_factory=ReplyParts)
+    reply: Reply = field(default_factory=Reply)
     ids: list[int] = field(default_factory=list, repr=False)  # of the reply, without a stop token
     prompt_tokens: int = 0  # everything that the model sees
     turns_left_out: int = 0  # number of oldest turns that did not fit into the context
@@ -31,6 +31,16 @@ class Turn:
     finish_reason: str | None = None  # see `TokenOutput`; None while the reply is incomplete
     seconds: float = 0.0
     seconds_to_first_token: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The reply without tool calls."""
+        return self.reply.text
+
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """(code, result) of each tool call."""
+        return self.reply.calls
 
 
 class Session:
@@ -115,7 +125,7 @@ class Session:
                 turn.ids.append(output.token)
             turn.finish_reason = output.finish_reason
             turn.reply.add(output)
-            if not kept and turn.reply.text.strip():
+            if not kept and turn.text.strip():
                 kept, self.turns = True, [*before, turn]
             if output.part == TEXT and output.text:
                 yield output.text

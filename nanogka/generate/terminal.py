@@ -109,10 +109,10 @@ def show_reply(session: Session, reply: Iterator[str]) -> None:
     text, calls_shown = "", 0
     try:
         for text in reply:
-            _show_calls(turn.reply.calls[calls_shown:])
-            calls_shown = len(turn.reply.calls)
+            _show_calls(turn.calls[calls_shown:])
+            calls_shown = len(turn.calls)
             print(shown(text, sys.stdout), end="", flush=True)
-        _show_calls(turn.reply.calls[calls_shown:])
+        _show_calls(turn.calls[calls_shown:])
     finally:
         if not text.endswith("\n"):
             print(flush=True)
@@ -122,7 +122,7 @@ def show_reply(session: Session, reply: Iterator[str]) -> None:
         notice("[the reply is empty; the conversation is unchanged]")
     elif session.chat and turn.finish_reason == "length":
         notice(f"[cut off at {session.settings.max_tokens:,} tokens; /max-tokens changes that]")
-    elif turn.finish_reason == "stop" and not turn.reply.text:
+    elif turn.finish_reason == "stop" and not turn.text:
         notice("[the model ends the text here]")
     if sys.stderr.isatty():
         # The speed leaves out the first token, whose time is mostly that of reading the prompt.

@@ -36,7 +36,7 @@ from nanogka.serve.attention import AttentionPages
 from nanogka.serve.metrics import TYPE, CountRequests, Metrics
 from nanogka.serve.network import BACKLOG, AbsoluteTarget, AcceptErrors, raise_file_limit
 from nanogka.serve.protocol import ApiError, Served, read_request
-from nanogka.serve.responses import Reply
+from nanogka.serve.responses import Answer
 from nanogka.serve.scheduler import QueueFull, Scheduler, Stopped
 from nanogka.serve.settings import KEY_VARIABLE, LOOPBACK, ServeSettings
 from nanogka.web.page import document, parts_of
@@ -207,21 +207,21 @@ class _Server:
         # In another thread, because tokenizing a long prompt would hold up the tokens of everybody else.
         api_request, request = await self._in_thread(read_request, document, self.served, chat)
         echoed = await self._score(http, request) if api_request.echoes_logprobs else None
-        reply = Reply(api_request, request, self.served, echoed)
-        if reply.complete:  # with `max_tokens: 0`
-            return JSONResponse(reply.whole())
+        answer = Answer(api_request, request, self.served, echoed)
+        if answer.complete:  # with `max_tokens: 0`
+            return JSONResponse(answer.whole())
         queue = self._add(request)
         if api_request.stream:
-            return _EventStream(_chunks(reply, queue), lambda: self.scheduler.abort(request))
+            return _EventStream(_chunks(answer, queue), lambda: self.scheduler.abort(request))
         watch = asyncio.create_task(_notice_disconnect(http, queue))
         try:
-            while not reply.complete:
+            while not answer.complete:
                 for output in await _next_outputs(queue):
-                    reply.add(output)
+                    answer.add(output)
         finally:
             watch.cancel()
             self.scheduler.abort(request)
-        return JSONResponse(reply.whole())
+        return JSONResponse(answer.whole())
 
     async def _score(self, http: HttpRequest, request: Request) -> list[list[TokenOutput]]:
         """Score each prompt of a request. Each is a separate call, so that other texts get tokens meanwhile."""
@@ -332,18 +332,18 @@ class _EventStream(StreamingResponse):
             self.on_end()
 
 
-async def _chunks(reply: Reply, queue: asyncio.Queue) -> AsyncIterator[str]:
-    """Yield a reply as server-sent events."""
-    for chunk in reply.first_chunks():
+async def _chunks(answer: Answer, queue: asyncio.Queue) -> AsyncIterator[str]:
+    """Yield an answer as server-sent events."""
+    for chunk in answer.first_chunks():
         yield _sse(chunk)
-    while not reply.complete:
+    while not answer.complete:
         try:
             outputs = await _next_outputs(queue)
         except ApiError as error:  # the status has been sent already
             yield _sse(error.to_json())
             return
-        yield "".join(map(_sse, reply.chunks(outputs)))
-    yield "".join(map(_sse, reply.last_chunks())) + "data: [DONE]\n\n"
+        yield "".join(map(_sse, answer.chunks(outputs)))
+    yield "".join(map(_sse, answer.last_chunks())) + "data: [DONE]\n\n"
 
 
 async def _next_outputs(queue: asyncio.Queue) -> list[TokenOutput]:

@@ -212,11 +212,8 @@ async function* events(answer) {
   }
 }
 
-function addPart(message, part) {
-  if (!part.text) return;
-  const last = message.parts.at(-1);
-  if (last?.type === part.type) last.text += part.text;
-  else message.parts.push({ ...part });
+function addParts(message, parts) { // a message without a call has none
+  for (const { index, type, text } of parts) (message.parts[index] ??= { type, text: "" }).text += text;
 }
 
 async function reply() {
@@ -236,7 +233,7 @@ async function reply() {
         continue;
       }
       message.content += choice.delta ? choice.delta.content ?? "" : choice.text;
-      addPart(message, choice.delta?.part ?? { type: "text", text: choice.delta?.content ?? "" });
+      addParts(message, choice.delta?.parts ?? []);
       message.finish = choice.finish_reason ?? message.finish;
       if (messages.at(-1) === message) show(message);
     }

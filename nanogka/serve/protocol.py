@@ -19,8 +19,8 @@ from pydantic_core import ErrorDetails
 
 from nanogka.common.formatting import shorten
 from nanogka.common.validate import MAX_INTEGER
-from nanogka.data.conversation import ChatFormat, Conversation
-from nanogka.data.tool_calls import CALCULATOR, EXPRESSION, TOOL
+from nanogka.data.conversation import TEXT, ChatFormat, Conversation
+from nanogka.data.tool_calls import ARGUMENT, FUNCTION, TOOL
 from nanogka.generate.continuous import Request
 from nanogka.generate.engine import Engine
 from nanogka.generate.prompt import prompt_of
@@ -107,8 +107,7 @@ def _conversation(messages: object) -> Conversation:
         return Conversation.from_json(messages, complete=False)
     merged: list[dict] = []
     for message in messages:
-        # A reply with tool calls comes back as it was sent, or with its parts as the content.
-        role, content = message.get("role"), _joined_parts(message.get("parts") or message.get("content"))
+        role, content = message.get("role"), _joined_parts(_content(message))
         role, calls = "system" if role == "developer" else role, message.get("tool_calls")
         before = merged[-1] if merged else {"role": None}
         empty = content is None or (isinstance(content, str) and not content.strip())
@@ -120,6 +119,20 @@ def _conversation(messages: object) -> Conversation:
         else:
             merged.append({"role": role, "content": content, "tool_calls": calls})
     return Conversation.from_json(merged, complete=False)
+
+
+def _content(message: dict) -> object:
+    """Return the content of a message. A reply with tool calls comes back with its parts, or with them as the content.
+
+    Some clients keep only the last piece of a stream's parts, and users edit texts: other parts than the content's are
+    ignored.
+    """
+    parts, content = message.get("parts"), message.get("content")
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        return content
+    complete = all(part.get("index", place) == place for place, part in enumerate(parts))
+    text = "".join(str(part.get("text")) for part in parts if part.get("type") == TEXT)
+    return parts if complete and text == (content or "") else content
 
 
 def _joined_parts(content: object) -> object:
@@ -139,9 +152,9 @@ def _tools(given: object, info: ValidationInfo) -> bool:
     for tool in given:
         function = tool.get("function") if isinstance(tool, dict) else None
         parameters = function.get("parameters") if isinstance(function, dict) else None
-        names = (parameters.get("properties") if isinstance(parameters, dict) else None) or {EXPRESSION: {}}
-        if not isinstance(function, dict) or function.get("name") != CALCULATOR or EXPRESSION not in names:
-            expected = f"only the function {CALCULATOR} with the parameter {EXPRESSION}"
+        names = (parameters.get("properties") if isinstance(parameters, dict) else None) or {ARGUMENT: {}}
+        if not isinstance(function, dict) or function.get("name") != FUNCTION or ARGUMENT not in names:
+            expected = f"only the function {FUNCTION} with the parameter {ARGUMENT}"
             raise ValueError(f"got {shorten(repr(tool))}, expected {expected}")
     return bool(given)
 

@@ -9,7 +9,7 @@ from typing import Any
 from nanogka.data.conversation import PYTHON, TEXT
 from nanogka.data.tool_calls import tool_call
 from nanogka.generate.continuous import Request, TokenOutput
-from nanogka.generate.reply import ReplyParts
+from nanogka.generate.reply import Reply
 from nanogka.serve.protocol import ApiRequest, ChatRequest, Served
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length", "tool_calls": "tool_calls", None: None}
@@ -19,15 +19,26 @@ FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length", "tool
 class _Choice:
     """One text of a reply, as far as it came."""
 
-    reply: ReplyParts = field(default_factory=ReplyParts)
+    reply: Reply = field(default_factory=Reply)
     call: dict | None = None  # a call at the end, which the client is to make
     pending: list[TokenOutput] = field(default_factory=list)  # their log-probabilities cannot be reported yet
     reported: list[TokenOutput] = field(default_factory=list)
     finish_reason: str | None = None
+    streams_parts: bool = False  # a stream has begun to send the parts of the message
+
+    def new_parts(self, output: TokenOutput) -> list[dict]:
+        """Return what a token adds to the parts of a streamed message, in a form that clients merge by index.
+
+        With the first call come all parts so far, because a message without a call has no parts.
+        """
+        if self.streams_parts:
+            return [{"index": len(self.reply.parts) - 1, "type": output.part, "text": output.text}]
+        self.streams_parts = True
+        return [{"index": index, **asdict(part)} for index, part in enumerate(self.reply.parts)]
 
 
-class Reply:
-    """The reply to one request. `add` and `chunks` extend it with tokens.
+class Answer:
+    """The answer to one request, with one or more texts. `add` and `chunks` extend it with tokens.
 
     `echoed` is the scored tokens of each prompt, if the reply repeats its prompts with log-probabilities. All generated
     tokens then have one, too: clients count them to find the prompt's.
@@ -131,9 +142,10 @@ class Reply:
                 if choice.call is not None:  # whole, since a client cannot use a part of it
                     yield self._chunk(output.sample, {"tool_calls": [{"index": 0, **choice.call}]})
             elif output.part != TEXT and output.text:
-                yield self._chunk(output.sample, {"content": "", "part": {"type": output.part, "text": output.text}})
+                yield self._chunk(output.sample, {"content": "", "parts": choice.new_parts(output)})
             elif output.text or ready:
-                yield self._chunk(output.sample, {"content": output.text}, ready)
+                parts = {"parts": choice.new_parts(output)} if choice.streams_parts and output.text else {}
+                yield self._chunk(output.sample, {"content": output.text, **parts}, ready)
             if output.finish_reason is not None:
                 yield self._chunk(output.sample, {}, finish_reason=choice.finish_reason)
 

@@ -5,7 +5,7 @@ from exported import WORDS
 from generate_models import byte_tokenizer
 
 from nanogka.data.conversation import OUTPUT, PYTHON, TEXT, ChatFormat, Conversation, Part
-from nanogka.export.calls import CALCULATOR, Reply, read_reply
+from nanogka.data.tool_calls import CALCULATOR, read_reply
 from nanogka.export.tokenizer import exported_tokenizer, tokenizer_config
 
 transformers = pytest.importorskip("transformers")
@@ -107,8 +107,8 @@ def test_calls_that_the_model_does_not_know_are_refused(theirs, messages, tools,
 def test_a_reply_is_read_as_a_message_with_its_call(theirs, generated, content, expression):
     """By transformers, after a prompt whose reply already holds a call, and by our own function."""
     ended = generated.replace("<|assistant_end|>", "")
-    assert read_reply(ended) == Reply(content, expression)
-    assert read_reply(ended.partition("<|python_end|>")[0]) == Reply(content, expression)  # without its last token
+    assert read_reply(ended) == (content, expression)
+    assert read_reply(ended.partition("<|python_end|>")[0]) == (content, expression)  # without its last token
     if not hasattr(theirs, "response_template"):
         pytest.skip("transformers 4 does not parse replies")
     prompt = "<|bos|><|user_start|>a<|user_end|><|assistant_start|><|python_start|>1<|python_end|>"

@@ -125,6 +125,22 @@ def calling_model(sequence_len=64):
     return scripted_model({special["<|assistant_start|>"]: script}, sequence_len)
 
 
+def reciting_model(script, sequence_len=128):
+    """A model that writes `script`, one token after the other, whatever the prompt; for one text at a time."""
+    model, at = small_model(sequence_len=sequence_len), [0]
+    hidden = model.hidden
+
+    def recite(ids, cache):
+        at[0] = 0 if ids.shape[1] > 1 else at[0] + 1
+        return 0 * hidden(ids, cache)[..., :1] + at[0]
+
+    model.hidden = recite
+    model.unembed = lambda last: (
+        9 * torch.nn.functional.one_hot(torch.tensor([script[int(last.flatten()[0])]]), 300).float()
+    )
+    return model
+
+
 def chat_session(favorites=LETTERS, sequence_len=256, max_tokens=8, chat=True, **arguments):
     """A session with a model that says `favorites` at random."""
     engine = Engine(talking_model(favorites, sequence_len), byte_tokenizer())

@@ -15,6 +15,7 @@ from generate_models import (
     calling_model,
     greedy_without_cache,
     random_prompt,
+    reciting_model,
     small_model,
     talking_model,
 )
@@ -293,9 +294,10 @@ def test_a_tool_call_is_shown_and_comes_back():
         assert [(part["type"], part["text"]) for part in choice.message.parts] == parts
         deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**wanted, stream=True)]
         assert "".join(delta.content or "" for delta in deltas) == "yes"
-        shown = [delta.part for delta in deltas if hasattr(delta, "part")]
-        for kind, text in parts[:2]:
-            assert "".join(part["text"] for part in shown if part["type"] == kind) == text
+        shown = [part for delta in deltas for part in getattr(delta, "parts", ())]
+        for index, (kind, text) in enumerate(parts):
+            assert "".join(part["text"] for part in shown if part["index"] == index) == text
+            assert {part["type"] for part in shown if part["index"] == index} == {kind}
 
         reply = choice.message.model_dump()
         forms = [reply, {"role": "assistant", "content": reply["parts"]}, {"role": "assistant", "content": "yes"}]
@@ -306,6 +308,34 @@ def test_a_tool_call_is_shown_and_comes_back():
         status, answer = server.ask("POST", CHAT, wanted | {"messages": forged})
         assert (status, answer["error"]["param"]) == (400, "messages")
         assert "only the assistant calls tools" in answer["error"]["message"]
+
+
+def test_the_official_stream_helper_ends_with_the_message_of_a_plain_request():
+    # A text, two calls in a row of which the first fails, and a text.
+    start, end, output, done, stop = (
+        byte_tokenizer().special_tokens[f"<|{name}|>"]
+        for name in ("python_start", "python_end", "output_start", "output_end", "assistant_end")
+    )
+    script = [*b"It is", start, *b"1/0", end, start, *b"2+2", end, output, *b"4", done, *b" four", stop]
+    with running(reciting_model(script)) as server, official(server) as client:
+        wanted = {"model": "tiny", "messages": USER, "temperature": 0}
+        whole = client.chat.completions.create(**wanted).choices[0].message
+        assert [part["text"] for part in whole.parts] == ["It is", "1/0", "2+2", "4", " four"]
+        with client.chat.completions.stream(**wanted) as stream:
+            streamed = stream.until_done().get_final_completion().choices[0].message
+        assert streamed.content == whole.content == "It is four"
+        assert [{k: v for k, v in part.items() if k != "index"} for part in streamed.parts] == whole.parts
+
+        def used(message: dict) -> int:
+            body = {"model": "tiny", "messages": [*USER, message, *USER], "max_tokens": 1}
+            return server.ask("POST", CHAT, body)[1]["usage"]["prompt_tokens"]
+
+        text = used({"role": "assistant", "content": "It is four"})
+        assert used(whole.model_dump()) == used(streamed.model_dump()) == text + 2 * (2 + 3) + 2 + 1
+        # Pieces of parts, and parts of a text that its user has changed, are not the message.
+        piece = {"role": "assistant", "content": "It is four", "parts": [{"index": 4, "type": "text", "text": "r"}]}
+        assert used(piece) == text
+        assert used({**whole.model_dump(), "content": "It is five"}) == text
 
 
 CALCULATOR = {"type": "function", "function": {"name": "calculator", "parameters": {"properties": {"expression": {}}}}}

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from vllm.tool_parsers import ToolParser
 
-from nanogka.export.calls import ARGUMENT, CALL_END, CALL_START, FUNCTION, read_reply
+from nanogka.data.tool_calls import ARGUMENT, CALL_END, CALL_START, FUNCTION, read_reply
 from nanogka.export.tokenizer import reply_ends
 
 try:

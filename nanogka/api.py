@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nanogka.common.runtime import pick_device, pick_dtype
-from nanogka.data.conversation import TEXT, ChatFormat, Conversation
+from nanogka.data.conversation import TEXT, Conversation
 from nanogka.evaluate.bpb import BitsPerByte, measure_bits_per_byte
 from nanogka.generate.engine import Engine
 from nanogka.generate.prompt import prompt_of
@@ -52,6 +52,11 @@ class Model:
     def __repr__(self) -> str:
         return f"<nanogka.Model {self.run.folder.name}, step {self.run.step}, on {self.run.model.device}>"
 
+    @property
+    def is_chat_model(self) -> bool:
+        """True if it replies in conversations; a base model continues texts."""
+        return self.run.kind == "chat"
+
     def generate(self, prompt: str, **options) -> str:
         """Return the continuation of `prompt`. The options are those of `stream`.
 
@@ -79,22 +84,19 @@ class Model:
         """
         settings = SamplingParams(**sampling)
         stop = [stop] if isinstance(stop, str) else stop
-        chat = not isinstance(prompt, str)
-        if not chat:
-            ids, stops = self.engine.encode(prompt), None
-        else:
-            if self.run.kind != "chat":
+        given = prompt
+        if not isinstance(prompt, str):
+            if not self.is_chat_model:
                 name = self.run.folder.name
                 raise ValueError(
                     f"messages: {name} is a base model, which cannot chat; continue a text with generate(), or make a "
                     f"chat model with `python -m scripts.chat_sft --base {name}`"
                 )
-            ids = prompt_of(self.engine, Conversation.from_json(list(prompt), complete=False), max_tokens)
-            stops = ChatFormat(self.engine.tokenizer).stop_ids
-        steps = self.engine.stream(
-            [ids], settings, max_tokens=max_tokens, stop_tokens=stops, stop_strings=stop, calculator=chat
-        )
-        return (output.text for outputs in steps for output in outputs if output.text and output.part == TEXT)
+            given = Conversation.from_json(list(prompt), complete=False)
+        engine = self.engine
+        asked = prompt_of(engine.tokenizer, given, engine.context, truncate=True, max_tokens=max_tokens)
+        outputs = engine.reply(asked, settings, max_tokens=max_tokens, stop_strings=stop)
+        return (output.text for output in outputs if output.text and output.part == TEXT)
 
     def bits_per_byte(self, text: str) -> float:
         """Bits per UTF-8 byte of `text`. A text longer than the context is cut into pieces, as in the evaluation."""

@@ -98,6 +98,7 @@ class Tokenizer:
         self.vocab_size = len(tokens) + len(special_tokens)
         self.bos_id = special_tokens[BOS]  # begins every document and every packed row
         self._n_ordinary = len(tokens)
+        self.longest_token = max(map(len, tokens), default=1)  # in bytes: bounds the tokens of a text from below
         names = sorted(special_tokens, key=special_tokens.__getitem__)
         self._bytes = [*tokens, *(name.encode() for name in names)]
         ranks = {token: rank for rank, token in enumerate(tokens)}

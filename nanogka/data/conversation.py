@@ -22,6 +22,7 @@ from nanogka.tokenizer import Tokenizer, check_text
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
 TEXT, PYTHON, OUTPUT = PART_TYPES = ("text", "python", "python_output")
+ONLY_TEXT = "text: a model reads nothing else"
 MARKS = {TEXT: (), PYTHON: (CALL_START, CALL_END), OUTPUT: ("<|output_start|>", "<|output_end|>")}
 
 
@@ -79,6 +80,8 @@ class Message:
             return part
         if isinstance(part, dict) and part.get("type") in PART_TYPES and isinstance(part.get("text"), str):
             return Part(part["type"], part["text"])
+        if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] not in PART_TYPES:
+            raise self._error("content is not text", f"a part of type {shorten(repr(part['type']))}", ONLY_TEXT)
         expected = f"a part with text and a type of {', '.join(PART_TYPES)}"
         raise self._error("content is not text", shorten(repr(part)), expected)
 
@@ -135,6 +138,12 @@ class Conversation:
     def ends_with_reply(self) -> bool:
         """True if the last message is the assistant's."""
         return self.messages[-1].role == ASSISTANT
+
+    def require_question(self) -> None:
+        """Raise ConversationError unless the next message is the assistant's, or the rest of one that `continues`."""
+        if self.ends_with_reply and not self.continues:
+            wrong = "messages: the last is the assistant's, expected the user's to reply to"
+            raise ConversationError("out of turn", wrong)
 
     @staticmethod
     def of(*contents: str | Sequence[Part], system: str | None = None) -> "Conversation":
@@ -241,11 +250,9 @@ class ChatFormat:
 
         If the conversation `continues`, return the ids up to the result after which its last reply continues.
         """
+        conversation.require_question()
         if conversation.continues:
             return self.render(conversation)[0][:-1]  # without the mark that ends the reply
-        if conversation.ends_with_reply:
-            wrong = "messages: the last is the assistant's, expected the user's to reply to"
-            raise ConversationError("out of turn", wrong)
         return [*self.render(conversation)[0], self.start_id]
 
     def encode_reply(self, message: Message) -> list[int]:

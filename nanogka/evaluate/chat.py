@@ -19,7 +19,7 @@ from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path
 from nanogka.common.formatting import plain_table, printable
 from nanogka.common.runtime import pick_device_and_dtype
-from nanogka.data.conversation import TEXT, ChatFormat, Conversation
+from nanogka.data.conversation import Conversation
 from nanogka.data.hub import Hub
 from nanogka.evaluate.bundle import Bundle, find_bundle
 from nanogka.evaluate.core import default_batch_tokens
@@ -29,6 +29,8 @@ from nanogka.evaluate.models import damaged_checkpoints, open_run
 from nanogka.evaluate.results import TaskResult, mean_centered
 from nanogka.evaluate.settings import ALL_SKILLS, OUTPUT, SKILL_ITEMS, ChatEvalSettings, check_writable, split_names
 from nanogka.generate.engine import Engine
+from nanogka.generate.prompt import Prompt, prompt_of, request_of
+from nanogka.generate.reply import Reply
 from nanogka.generate.settings import SamplingParams
 
 SHOWN = 3  # replies per task to keep in the results, right or wrong
@@ -120,20 +122,19 @@ class ChatModel:
 
     def __init__(self, engine: Engine, batch_tokens: int) -> None:
         self.engine, self.batch_tokens = engine, batch_tokens
-        self.template = ChatFormat(engine.tokenizer)
 
     def replies(self, prompts: Sequence[Conversation], max_tokens: int) -> list[str | None]:
         """The greedy reply to each prompt; None for a prompt that does not fit the context."""
         texts: list[str | None] = [None] * len(prompts)
-        greedy, stops = SamplingParams(temperature=0), self.template.stop_ids
+        greedy = SamplingParams(temperature=0)
         for numbers, batch in self._batches(prompts):
-            parts = [""] * len(batch)
-            steps = self.engine.stream(batch, greedy, max_tokens=max_tokens, stop_tokens=stops, calculator=True)
-            for outputs in steps:
-                for output in outputs:  # a call of the calculator and its result are no part of the answer
-                    parts[output.sample] += output.text if output.part == TEXT else ""
-            for number, text in zip(numbers, parts):
-                texts[number] = text
+            requests = [request_of([prompt], greedy, max_tokens=max_tokens) for prompt in batch]
+            replies = {request: Reply() for request in requests}
+            for step in self.engine.steps(requests):
+                for request, output in step:
+                    replies[request].add(output)
+            for number, reply in zip(numbers, replies.values(), strict=True):
+                texts[number] = reply.text  # without calls of the calculator and their results
         return texts
 
     @torch.no_grad()
@@ -142,23 +143,25 @@ class ChatModel:
         model, encode = self.engine.model, self.engine.tokenizer.encode
         found: list[str | None] = [None] * len(prompts)
         for numbers, batch in self._batches(prompts):
-            last = torch.tensor([len(ids) - 1 for ids in batch], device=model.device)
-            hidden = model.hidden(padded(batch, 0, model.device))[torch.arange(len(batch)), last]  # (B, C)
+            rows = [prompt.ids for prompt in batch]
+            last = torch.tensor([len(ids) - 1 for ids in rows], device=model.device)
+            hidden = model.hidden(padded(rows, 0, model.device))[torch.arange(len(rows)), last]  # (B, C)
             for number, logits in zip(numbers, model.unembed(hidden[:, None])[:, 0]):
                 # Only the letters compete. A model that would rather begin with a word still gets an answer.
                 ids = [encode(letter)[0] for letter in letters[number]]
                 found[number] = letters[number][int(logits[ids].argmax())]
         return found
 
-    def _batches(self, prompts: Sequence[Conversation]) -> Iterator[tuple[list[int], list[list[int]]]]:
-        """Yield (numbers of prompts, their ids) of all prompts that leave room for a reply, the longest first."""
-        ids = [self.template.render_prompt(prompt) for prompt in prompts]
-        numbers = [number for number, own in enumerate(ids) if len(own) < self.engine.context]
-        numbers.sort(key=lambda number: -len(ids[number]))
+    def _batches(self, conversations: Sequence[Conversation]) -> Iterator[tuple[list[int], list[Prompt]]]:
+        """Yield (numbers, prompts) of all conversations that leave room for a reply, the longest first."""
+        prompts = [prompt_of(self.engine.tokenizer, conversation) for conversation in conversations]
+        lengths = [len(prompt.ids) for prompt in prompts]
+        numbers = [number for number, length in enumerate(lengths) if length < self.engine.context]
+        numbers.sort(key=lambda number: -lengths[number])
         while numbers:
-            size = max(1, self.batch_tokens // len(ids[numbers[0]]))
+            size = max(1, self.batch_tokens // lengths[numbers[0]])
             batch, numbers = numbers[:size], numbers[size:]
-            yield batch, [ids[number] for number in batch]
+            yield batch, [prompts[number] for number in batch]
 
 
 def evaluate_chat_task(model: ChatModel, task: ChatTask, ranks: Ranks | None = None) -> tuple[TaskResult, list[dict]]:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from nanogka.generate.continuous import ContinuousBatch, PrefixCache, Request, TokenOutput
+from nanogka.generate.prompt import Prompt, prompt_of
 from nanogka.generate.settings import SamplingParams
 from nanogka.model import GPT
 from nanogka.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ class Engine:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a document that begins with `text`. Raises ValueError on a lone surrogate."""
-        return [self.tokenizer.bos_id, *self.tokenizer.encode(text)]
+        return list(prompt_of(self.tokenizer, text).ids)
 
     def batch(self, capacity: int | None = None) -> ContinuousBatch:
         """Return an empty batch for texts of up to `capacity` positions (None: the context)."""
@@ -68,15 +69,32 @@ class Engine:
         params = params or SamplingParams()
         request = Request(prompts, params, max_tokens, n, stops, stop_strings, calculator=calculator)
         request.check(self.context, self.tokenizer.vocab_size)  # now, and not when the first token is asked for
-        return self._generate(request, prefix)
+        return ([output for _, output in step] for step in self.steps([request], prefix))
 
-    def _generate(self, request: Request, prefix: PrefixCache | None) -> Iterator[list[TokenOutput]]:
+    def reply(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        max_tokens: int | None = None,
+        stop_strings: Sequence[str] = (),
+        prefix: PrefixCache | None = None,
+    ) -> Iterator[TokenOutput]:
+        """Yield the tokens of the one text that continues `prompt`. Arguments are those of `stream`."""
+        ends = {"stop_tokens": prompt.stop_ids, "stop_strings": stop_strings, "calculator": prompt.calculator}
+        steps = self.stream([prompt.ids], params, max_tokens=max_tokens, prefix=prefix, **ends)
+        return (output for (output,) in steps)
+
+    def steps(
+        self, requests: Sequence[Request], prefix: PrefixCache | None = None
+    ) -> Iterator[list[tuple[Request, TokenOutput]]]:
+        """Yield the new tokens of each step of requests that are generated together; `prefix` is that of `stream`."""
         # Only as many positions as these texts can come to have: many short ones need no cache of the whole context.
-        longest = max(map(len, request.prompts)) + (request.max_tokens or self.context)
+        longest = max(len(ids) + (one.max_tokens or self.context) for one in requests for ids in one.prompts)
         batch = self.batch(min(longest, self.context))
-        batch.add([request], prefix)
+        batch.add(requests, prefix)
         while len(batch):
-            outputs = [output for _, output in batch.step()]
+            outputs = batch.step()
             if prefix is not None:
-                prefix.append(outputs[0].token)
+                prefix.append(outputs[0][1].token)
             yield outputs

@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from nanogka.data.conversation import SYSTEM, TEXT, ChatFormat, Message
+from nanogka.data.conversation import SYSTEM, TEXT, Message
 from nanogka.generate.continuous import PrefixCache, TokenOutput
 from nanogka.generate.engine import Engine
-from nanogka.generate.prompt import fit_prompt
+from nanogka.generate.prompt import prompt_after, prompt_of
 from nanogka.generate.reply import Reply
 from nanogka.generate.settings import SessionSettings
 
@@ -50,8 +50,6 @@ class Session:
         self, engine: Engine, settings: SessionSettings, chat: bool = False, system: str | None = None
     ) -> None:
         self.engine, self.settings, self.chat = engine, settings, chat
-        # The ids that end a reply. A base model's text ends where the next document would begin.
-        self._stops = ChatFormat(engine.tokenizer).stop_ids if chat else [engine.tokenizer.bos_id]
         self.prefix = PrefixCache()
         self.system: str | None = None
         if system is not None:
@@ -97,31 +95,31 @@ class Session:
 
     def _start(self, prompt: str, before: list[Turn]) -> Iterator[str]:
         self.last = None
-        max_tokens = self.settings.max_tokens or None
+        max_tokens, tokenizer, context = self.settings.max_tokens or None, self.engine.tokenizer, self.engine.context
         if self.chat:
             # The ids that the model generated, and not its text: the tokenizer might split that differently. The prompt
             # then begins with exactly the ids that are cached.
-            history = [(turn.prompt, turn.ids) for turn in before]
-            ids, left_out = fit_prompt(self.engine, history, prompt, self.system, max_tokens)
+            turns = [(turn.prompt, turn.ids) for turn in before]
+            asked = prompt_after(tokenizer, turns, prompt, self.system, context, max_tokens)
         else:
-            ids, left_out = self.engine.encode(prompt), 0
+            asked = prompt_of(tokenizer, prompt, context)
         # Each reply has its own seed. Otherwise the same prompt would get the same reply, and /retry could not work.
         params = replace(self.settings, seed=self.settings.seed + self.replies)
-        steps = self.engine.stream(
-            [ids], params, max_tokens=max_tokens, stop_tokens=self._stops, calculator=self.chat, prefix=self.prefix
-        )
+        outputs = self.engine.reply(asked, params, max_tokens=max_tokens, prefix=self.prefix)
         self.replies += 1
-        self.last = Turn(prompt, prompt_tokens=len(ids), turns_left_out=left_out)
-        return self._follow(steps, self.last, before)
+        self.last = Turn(prompt, prompt_tokens=len(asked.ids), turns_left_out=asked.turns_left_out)
+        return self._follow(outputs, self.last, before, frozenset(asked.stop_ids))
 
-    def _follow(self, steps: Iterator[list[TokenOutput]], turn: Turn, before: list[Turn]) -> Iterator[str]:
+    def _follow(
+        self, outputs: Iterator[TokenOutput], turn: Turn, before: list[Turn], stop_ids: frozenset[int]
+    ) -> Iterator[str]:
         kept, start = False, time.perf_counter()
-        for (output,) in steps:
+        for output in outputs:
             turn.seconds = time.perf_counter() - start
             if turn.tokens == 0:
                 turn.seconds_to_first_token = turn.seconds
             turn.tokens += 1
-            if output.forced or output.token not in self._stops:
+            if output.forced or output.token not in stop_ids:
                 turn.ids.append(output.token)
             turn.finish_reason = output.finish_reason
             turn.reply.add(output)

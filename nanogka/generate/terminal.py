@@ -78,9 +78,24 @@ def _read_prompt(settings: ChatSettings, errors: Errors) -> str | None:
     if text is None:
         if sys.stdin.isatty():
             return None
-        source, text = "standard input", sys.stdin.buffer.read().decode("utf-8").rstrip("\r\n")
+        source, data = "standard input", sys.stdin.buffer.read()
+        text = errors.capture(lambda: decoded(data, source))
+        if text is None:
+            return None
+        text = text.rstrip("\r\n")
     errors.require(bool(text.strip()), source, text, "some text to reply to or to continue")
     return text
+
+
+def decoded(data: bytes, source: str) -> str:
+    """Return UTF-8 as text, without a byte order mark. Raises ValueError that names `source` and how to convert it."""
+    guess, found = "UTF-16", "UTF-16 or binary data"  # text in UTF-16 has zero bytes
+    if b"\0" not in data:
+        try:
+            return data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            guess, found = "LATIN1", f"byte {data[error.start]:#x} at position {error.start:,}, which is not UTF-8"
+    raise ValueError(f"{source}: got {found}, expected UTF-8; `iconv -f {guess} -t UTF-8` converts text")
 
 
 # ---- print ----

@@ -25,16 +25,16 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import Send
 
+from nanogka.api import Model
 from nanogka.common.errors import Errors
 from nanogka.common.formatting import shorten
 from nanogka.common.runtime import pick_device_and_dtype
 from nanogka.generate.continuous import Request, TokenOutput
-from nanogka.generate.engine import Engine
 from nanogka.generate.scoring import score_prompt
 from nanogka.runs import find_run, load_run
 from nanogka.serve.attention import AttentionPages
 from nanogka.serve.metrics import TYPE, CountRequests, Metrics
-from nanogka.serve.network import BACKLOG, AbsoluteTarget, AcceptErrors, raise_file_limit
+from nanogka.serve.network import BACKLOG, AcceptErrors, PlainRequests, hide_cancelled, raise_file_limit
 from nanogka.serve.protocol import ApiError, Served, read_request
 from nanogka.serve.responses import Answer
 from nanogka.serve.scheduler import QueueFull, Scheduler, Stopped
@@ -58,16 +58,16 @@ def serve(settings: ServeSettings, errors: Errors) -> int:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # The port is bound before the model is loaded, so that a port in use is reported without waiting for the weights.
     with socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG) as listening:
-        loaded = load_run(settings.run, device, settings.step, dtype)
-        engine = Engine(loaded.model, loaded.tokenizer)
-        engine.generate(" ", max_tokens=2)  # compiles kernels now, not during the first reply
-        created = int((loaded.checkpoint_folder / "manifest.json").stat().st_mtime)
-        served = Served(settings.name or loaded.folder.name, engine, loaded.kind == "chat", settings, created, loaded)
+        run = load_run(settings.run, device, settings.step, dtype)
+        model = Model(run)
+        model.generate(" ", max_tokens=2)  # compiles kernels now, not during the first reply
+        created = int((run.checkpoint_folder / "manifest.json").stat().st_mtime)
+        served = Served(settings.name or run.tag, model, settings, created)
         api_key = settings.api_key or os.environ.get(KEY_VARIABLE, "")
         app = make_app(served, api_key, settings.hosts, settings.origins)
         host, port = listening.getsockname()[:2]
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        print(f"serving {served.name}, step {loaded.step} ({loaded.kind}, {device}), at {where}", flush=True)
+        print(f"serving {served.name}, step {run.step} ({run.kind}, {device}), at {where}", flush=True)
         if settings.host not in LOOPBACK and not api_key:
             print(
                 f"everyone who can reach {settings.host} can use it; --api-key or {KEY_VARIABLE} sets a key", flush=True
@@ -90,6 +90,7 @@ def make_server(app: Starlette, access_log: bool = False) -> uvicorn.Server:
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
+    hide_cancelled()  # after Config, which sets up the logs
     return uvicorn.Server(config)
 
 
@@ -119,12 +120,14 @@ def make_app(served: Served, api_key: str, hosts: list[str], origins: Sequence[s
     }
     counted = tuple(route.path for route in routes if "{" not in route.path and route.path != "/")
     middleware = [
-        Middleware(AbsoluteTarget),
+        Middleware(PlainRequests),
         Middleware(CountRequests, metrics=server.metrics, routes=(*counted, "/attention")),
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
     ]
     if origins:
-        middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
+        # Chrome asks before a page at a public address uses a local server. Not every page that there is may do so.
+        allowed = {"allow_origins": origins, "allow_private_network": "*" not in origins}
+        middleware.append(Middleware(CORSMiddleware, allow_methods=["*"], allow_headers=["*"], **allowed))
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=server.lifespan)
 
 
@@ -195,10 +198,10 @@ class _Server:
             "object": "model",
             "created": self.served.created,
             "owned_by": "nanogka",
-            "kind": "chat" if self.served.is_chat_model else "base",  # this and the following are not OpenAI's
+            "kind": "chat" if self.served.model.is_chat_model else "base",  # this and the following are not OpenAI's
             "context": self.served.engine.context,
             "attention": self.attention_pages.available,
-            "examples": self.served.run.examples if self.served.run else [],  # questions for the chat page
+            "examples": self.served.model.run.examples,  # questions for the chat page
         }
 
     async def generate(self, http: HttpRequest, chat: bool) -> Response:
@@ -383,7 +386,8 @@ async def _disconnected(http: HttpRequest) -> None:
 
 
 def _sse(document: dict) -> str:
-    return f"data: {json.dumps(document, ensure_ascii=False)}\n\n"
+    # ASCII alone: some clients end a line at U+2028 or U+0085, and some cut UTF-8 within a character.
+    return f"data: {json.dumps(document)}\n\n"
 
 
 def _refuse_constant(text: str) -> float:

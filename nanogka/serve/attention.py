@@ -4,8 +4,8 @@ import math
 import secrets
 
 from nanogka.data.conversation import ChatFormat, Conversation
-from nanogka.runs import LoadedRun
-from nanogka.serve.protocol import ApiError, Served, require_length
+from nanogka.generate.prompt import least_tokens
+from nanogka.serve.protocol import ApiError, Served
 
 MAX_PAGES = 4  # a page has a few MB
 MAX_WEIGHT_BYTES = 2**29  # of the T×T attention matrices of all heads, while a page is built
@@ -21,7 +21,7 @@ class AttentionPages:
     @property
     def available(self) -> bool:
         """True if the model can reply in conversations and pages are not turned off."""
-        return self.served.is_chat_model and self.served.run is not None and self.served.limits.attention
+        return self.served.model.is_chat_model and self.served.limits.attention
 
     def read(self, document: object) -> list[int]:
         """Return the token ids of the conversation in `document`. Raises ApiError.
@@ -33,8 +33,11 @@ class AttentionPages:
         try:
             messages = document.get("messages") if isinstance(document, dict) else None
             conversation = Conversation.from_json(messages, complete=False)
-            require_length("messages", conversation, self.served)
-            return ChatFormat(self.served.engine.tokenizer).render(conversation)[0]
+            tokenizer, most = self.served.engine.tokenizer, 2 * self.served.engine.context
+            if (least := least_tokens(tokenizer, conversation)) > most:
+                limit = f"at most {most:,}: the context is {most // 2:,} tokens"
+                raise ValueError(f"messages: got at least {least:,} tokens, expected {limit}")
+            return ChatFormat(tokenizer).render(conversation)[0]
         except ValueError as error:
             raise ApiError(400, str(error), "messages", "invalid_value") from None
 
@@ -44,18 +47,13 @@ class AttentionPages:
         from nanogka.visualize.capture import TracedRun, capture
         from nanogka.visualize.page import build_page
 
-        run, shown = self._run, ids[: self.longest]
+        run, shown = self.served.model.run, ids[: self.longest]
         return build_page([TracedRun(run, capture(run.model, shown), len(shown) < len(ids))])
-
-    @property
-    def _run(self) -> LoadedRun:
-        assert self.served.run is not None, "there are pages only if they are `available`"
-        return self.served.run
 
     @property
     def longest(self) -> int:
         """The number of tokens on a page: the context, or fewer if the matrices would exceed MAX_WEIGHT_BYTES."""
-        config = self._run.model.config
+        config = self.served.model.run.gpt_config
         return min(config.sequence_len, math.isqrt(MAX_WEIGHT_BYTES // (4 * config.n_layer * config.n_head)))
 
     def keep(self, page: str) -> str:

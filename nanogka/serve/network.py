@@ -1,11 +1,11 @@
-"""Connections: the limit of open files, and requests whose target is an absolute address."""
+"""Connections: the limit of open files, requests that are ambiguous, and the end."""
 
 import asyncio
 import contextlib
 import errno
+import logging
 import sys
 import time
-from urllib.parse import urlsplit
 
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -50,26 +50,35 @@ class AcceptErrors:
             print(text, file=sys.stderr, flush=True)
 
 
-class AbsoluteTarget:
-    """Middleware that treats `GET http://host/path` as `GET /path` with the header `Host: host`, as HTTP demands.
+class PlainRequests:
+    """Middleware that refuses requests that servers and proxies may understand differently, and closes the connection.
 
-    So the check of host names sees the host that the client asked for. A request with both Content-Length and
-    Transfer-Encoding is refused: a proxy may understand its end differently.
+    With both Content-Length and Transfer-Encoding, a proxy may see another end of the body: what the server would then
+    read as the next request may be a part of this one. An absolute target (`GET http://host/path`) names a host that
+    differs from the header `Host`, by which hosts are checked. Only clients of proxies send one.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+        """Pass a request on, or refuse it."""
         if scope["type"] == "http":
             names = [name for name, _ in scope["headers"]]
+            fault = None
             if b"content-length" in names and b"transfer-encoding" in names:
-                response = PlainTextResponse("Content-Length and Transfer-Encoding exclude each other", 400)
-                return await response(scope, receive, send)
-            if scope["path"].lower().startswith(("http://", "https://")):
-                parts = urlsplit(scope["path"])
-                others = [(name, value) for name, value in scope["headers"] if name != b"host"]
-                host = parts.netloc.encode("latin-1", "replace")
-                scope = {**scope, "path": parts.path or "/", "headers": [(b"host", host), *others]}
+                fault = "Content-Length and Transfer-Encoding exclude each other"
+            elif not scope["path"].startswith("/") and scope["path"] != "*":
+                fault = "the target must be a path, and the host belongs in the header Host"
+            if fault is not None:
+                return await PlainTextResponse(fault, 400, {"Connection": "close"})(scope, receive, send)
         return await self.app(scope, receive, send)
+
+
+def hide_cancelled() -> None:
+    """Keep tracebacks of requests that the server itself ends at its shutdown out of its log."""
+
+    def is_kept(record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+    logging.getLogger("uvicorn.error").addFilter(is_kept)

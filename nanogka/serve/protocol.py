@@ -1,8 +1,7 @@
 """OpenAI's protocol: from JSON to a request for the engine. Every wrong field is reported at once."""
 
 import secrets
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -17,28 +16,36 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from nanogka.api import Model
+from nanogka.common.cli import flags_of
 from nanogka.common.formatting import shorten
 from nanogka.common.validate import MAX_INTEGER
 from nanogka.data.conversation import TEXT, ChatFormat, Conversation
 from nanogka.data.tool_calls import ARGUMENT, FUNCTION, TOOL
 from nanogka.generate.continuous import Request
 from nanogka.generate.engine import Engine
-from nanogka.generate.prompt import prompt_of
+from nanogka.generate.prompt import Prompt, prompt_of, request_of
 from nanogka.generate.settings import SamplingParams
-from nanogka.runs import LoadedRun
 from nanogka.serve.settings import Limits
 
 MAX_ERRORS = 20  # named in one answer
 COMPLETION_TOKENS = 16  # of a completion whose request does not say how many: OpenAI's default
 
 # Fields of OpenAI, vLLM and llama.cpp that would change the text and are not supported, with the value that changes
-# nothing. Any other unknown field is ignored: clients send many that have no effect here.
-UNSUPPORTED = {"logit_bias": {}, "best_of": 1, "echo": False, "suffix": "", "functions": []}
+# nothing; nor does null or anything empty. Any other unknown field is ignored: many have no effect here.
+UNSUPPORTED: dict[str, Any] = {"logit_bias": {}, "best_of": 1, "echo": False, "suffix": "", "functions": []}
 UNSUPPORTED |= {"modalities": ["text"], "response_format": {"type": "text"}, "grammar": "", "length_penalty": 1}
 UNSUPPORTED |= {"min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "bad_words": [], "use_beam_search": False}
-UNSUPPORTED |= {"add_generation_prompt": True, "continue_final_message": False}
+UNSUPPORTED |= {"add_generation_prompt": True, "continue_final_message": False, "include_stop_str_in_output": False}
+UNSUPPORTED |= {"mirostat": 0, "typical_p": 1, "tfs_z": 1, "top_a": 0, "dynatemp_range": 0, "dry_multiplier": 0}
+UNSUPPORTED |= {"xtc_probability": 0, "no_repeat_ngram_size": 0, "skip_special_tokens": True}
 UNSUPPORTED |= dict.fromkeys(("audio", "chat_template", "json_schema", "structured_outputs", "guided_json"))
-UNSUPPORTED |= dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar"))
+UNSUPPORTED |= dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar", "allowed_token_ids"))
+
+OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens"}  # llama.cpp's
+RANDOM_SEEDS = (-1, 2**32 - 1)  # what clients of llama.cpp send for "random"; the second is the first in 32 bits
+NO_LIMIT = (-1, -2)  # of tokens: llama.cpp's and Ollama's words for "until the context is full"
+MAX_STOPS = 64  # each costs one search per token
 
 
 class ApiError(Exception):
@@ -63,61 +70,47 @@ class Served:
     """The model that is served, its name for clients, and the limits of requests."""
 
     name: str
-    engine: Engine
-    is_chat_model: bool
+    model: Model
     limits: Limits
-    created: int = 0
-    run: LoadedRun | None = None  # for the attention page of a conversation
+    created: int = 0  # seconds since 1970
 
-    @cached_property
-    def most_bytes(self) -> int:
-        """No text with more bytes of UTF-8 fits into the context, however it is tokenized."""
-        return self.engine.context * int(self.engine.tokenizer.token_bytes().max())
-
-
-def require_length(name: str, text: str | Conversation, served: Served) -> None:
-    """Raise ValueError if a text cannot fit into the context. Tokenizing it to find out would take memory and time."""
-    texts = [text] if isinstance(text, str) else [part.text for message in text.messages for part in message.parts]
-    size = sum(len(one.encode(errors="replace")) for one in texts)
-    if size > served.most_bytes:
-        most = f"at most {served.most_bytes:,}: the context is {served.engine.context:,} tokens"
-        raise ValueError(f"{name}: got {size:,} bytes of text, expected {most}")
-
-
-def _newest_turns(conversation: Conversation, served: Served) -> Conversation:
-    """Leave out the oldest turns of a conversation that cannot fit into the context, before it is tokenized."""
-    turns, size = list(conversation.turns), 0
-    newest = len(turns) - (2 if conversation.continues else 1)  # the turn that is answered
-    for start in range(len(turns) - 1, -1, -1):
-        size += sum(len(part.text.encode()) for part in turns[start].parts)
-        if size > served.most_bytes and start < newest:
-            turns = turns[start + 2 - start % 2 :]  # the user has the turns with even numbers, and must be the first
-            break
-    system = conversation.messages[: len(conversation.messages) - len(conversation.turns)]
-    return Conversation((*system, *turns), conversation.continues)
+    @property
+    def engine(self) -> Engine:
+        """The engine of the model."""
+        return self.model.engine
 
 
 def _conversation(messages: object) -> Conversation:
     """Read a conversation to reply to.
 
-    OpenAI's `developer` is the system, and content may come in parts of type text. After a reply that was stopped or
-    failed, clients send a reply without text or two messages of one side. The first is dropped, the second are joined.
+    OpenAI's `developer` is the system, and content may come in parts of type text. Several system messages, wherever
+    they are, become one at the start. After a reply that was stopped or failed, clients send a reply without text,
+    which is dropped, or two messages of one side, which are joined.
     """
     if not (isinstance(messages, list) and all(isinstance(message, dict) for message in messages)):
         return Conversation.from_json(messages, complete=False)
-    merged: list[dict] = []
+    systems: list[object] = []
+    merged: list[dict] = []  # their contents are lists, of texts that are joined at the end
     for message in messages:
-        role, content = message.get("role"), _joined_parts(_content(message))
-        role, calls = "system" if role == "developer" else role, message.get("tool_calls")
-        before = merged[-1] if merged else {"role": None}
+        role, content, calls = message.get("role"), _joined_parts(_content(message)), message.get("tool_calls")
         empty = content is None or (isinstance(content, str) and not content.strip())
+        if role in ("system", "developer"):
+            systems += [] if empty else [content]
+            continue
+        before = merged[-1] if merged else {"role": None}
         if role == "assistant" and empty and not calls and before["role"] != TOOL:
             continue
         joins = role == before["role"] and role in ("user", "assistant") and not (calls or before["tool_calls"])
-        if joins and isinstance(content, str) and isinstance(before["content"], str):
-            before["content"] += f"\n\n{content}"
+        if joins and isinstance(content, str) and isinstance(before["content"][0], str):
+            before["content"].append(content)
         else:
-            merged.append({"role": role, "content": content, "tool_calls": calls})
+            merged.append({"role": role, "content": [content], "tool_calls": calls})
+    if systems:
+        merged.insert(0, {"role": "system", "content": systems, "tool_calls": None})
+    for message in merged:
+        contents = message["content"]
+        other = [content for content in contents if not isinstance(content, str)]  # has tool calls, or is an error
+        message["content"] = other[0] if other else "\n\n".join(contents)
     return Conversation.from_json(merged, complete=False)
 
 
@@ -164,21 +157,25 @@ def _served(info: ValidationInfo) -> Served:
     return info.context
 
 
-def _prompts(given: object, info: ValidationInfo) -> list[list[int]]:
-    """Return the ids of each prompt. A prompt is a text or a list of token ids; several come as a list."""
+def _prompts(given: object, info: ValidationInfo) -> list[Prompt]:
+    """Return the prompts. One is a text or a list of token ids; several come as a list."""
     served, prompts = _served(info), []
     several = given if isinstance(given, list) and given and type(given[0]) is not int else [given]
     if len(several) > served.limits.max_batch:
         raise ValueError(f"got {len(several)} prompts, expected at most {served.limits.max_batch} texts together")
     for prompt in several:
-        if isinstance(prompt, str):
-            require_length("prompt", prompt, served)
-            prompt = served.engine.encode(prompt)
-        elif not (isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt)):
+        is_ids = isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt)
+        if not (isinstance(prompt, str) or is_ids):
             expected = "a text, a list of texts, a list of token ids, or a list of such lists"
             raise ValueError(f"got {shorten(repr(prompt))}, expected {expected}")
-        prompts.append(prompt)
+        prompts.append(prompt_of(served.engine.tokenizer, prompt, served.engine.context))
     return prompts
+
+
+def _sampling(name: str, default: Any) -> Any:
+    """Return a field with the bounds of `SamplingParams` and OpenAI's default."""
+    bounds = flags_of(SamplingParams)[name].limits
+    return Field(default, **{bound: value for bound, value in bounds.items() if value is not None})
 
 
 class ApiRequest(BaseModel):
@@ -188,39 +185,43 @@ class ApiRequest(BaseModel):
     chat: ClassVar[bool]
 
     model: str
-    max_tokens: int | None = Field(None, ge=1, le=2**31)
+    max_tokens: int | None = Field(None, ge=1)
     n: int = Field(1, ge=1)
-    stop: Annotated[
-        list[Annotated[str, Field(min_length=1)]], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)
-    ] = Field([], max_length=4)
+    stop: Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)] = Field(
+        [], max_length=MAX_STOPS
+    )
     stream: bool = False
     stream_options: dict | None = None
-    temperature: float = Field(1.0, ge=0, le=100)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1, le=2**31)  # −1 as 0: vLLM's word for no limit
-    min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
-    presence_penalty: float = Field(0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    temperature: float = _sampling("temperature", 1.0)
+    top_p: float = _sampling("top_p", 1.0)
+    top_k: int = _sampling("top_k", 0)
+    min_p: float = _sampling("min_p", 0.0)
+    repetition_penalty: float = _sampling("repetition_penalty", 1.0)
+    presence_penalty: float = _sampling("presence_penalty", 0.0)
+    frequency_penalty: float = _sampling("frequency_penalty", 0.0)
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
     logprobs: Any = None  # of a chat: whether to report them; of a completion: how many
     truncation: Literal["auto", "disabled"] | None = None
 
-    @field_validator("n", "max_tokens", "max_completion_tokens", check_fields=False)
+    @field_validator("n")
     @classmethod
-    def _within_limits(cls, value: int | None, info: ValidationInfo) -> int | None:
-        limits = _served(info).limits
-        most = limits.max_n if info.field_name == "n" else limits.max_tokens
-        if value is not None and most and value > most:
+    def _few(cls, value: int, info: ValidationInfo) -> int:
+        if value > (most := _served(info).limits.max_n):
             raise ValueError(f"got {value}, expected an integer from 1 to {most}")
         return value
 
-    @field_validator("stream_options", "top_logprobs", check_fields=False)
+    @field_validator("max_tokens", "max_completion_tokens", check_fields=False)
     @classmethod
-    def _needs(cls, value: object, info: ValidationInfo) -> object:
-        needed = "stream" if info.field_name == "stream_options" else "logprobs"
-        if not info.data.get(needed):
-            raise ValueError(f"got {value}, expected {needed}: true with it")
+    def _cut(cls, value: int | None, info: ValidationInfo) -> int | None:
+        """Cut to the server's limit. Many clients ask for more than they need, and their users cannot change it."""
+        served = _served(info)
+        return None if value is None else min(value, served.limits.max_tokens or served.engine.context)
+
+    @field_validator("top_logprobs", check_fields=False)
+    @classmethod
+    def _needs_logprobs(cls, value: int, info: ValidationInfo) -> int:
+        if value and not info.data.get("logprobs"):
+            raise ValueError(f"got {value}, expected logprobs: true with it")
         return value
 
     @property
@@ -238,11 +239,10 @@ class ApiRequest(BaseModel):
         """True if the client asks for token counts at the end of a stream."""
         return (self.stream_options or {}).get("include_usage") is True
 
-    def _request(self, prompts: list[list[int]], served: Served, **options: Any) -> Request:
+    def _request(self, prompts: list[Prompt], served: Served, **options: Any) -> Request:
         given = {f.name: getattr(self, f.name) for f in fields(SamplingParams)}
-        seed = secrets.randbits(32) if self.seed is None else self.seed % MAX_INTEGER
-        given |= {"seed": seed, "top_k": max(0, self.top_k)}
-        request = Request(prompts, SamplingParams(**given), n=self.n, stop_strings=self.stop, **options)
+        given["seed"] = secrets.randbits(32) if self.seed is None else self.seed % MAX_INTEGER
+        request = request_of(prompts, SamplingParams(**given), n=self.n, stop_strings=self.stop, **options)
         if request.rows > served.limits.max_batch:
             got = f"{len(prompts)} prompts with n = {self.n}"
             raise ValueError(f"prompt: got {got}, expected at most {served.limits.max_batch} texts together")
@@ -255,7 +255,7 @@ class ChatRequest(ApiRequest):
 
     chat = True
     messages: Annotated[Any, BeforeValidator(_conversation)]
-    max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
+    max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
     tool_choice: Literal["auto", "none"] = "auto"
@@ -263,19 +263,13 @@ class ChatRequest(ApiRequest):
 
     def request(self, served: Served) -> Request:
         """Return the replies to generate."""
-        template = ChatFormat(served.engine.tokenizer)
+        engine = served.engine
         most = self.max_completion_tokens or self.max_tokens or served.limits.max_tokens or None
-        if self.truncation == "auto" or (served.limits.truncate and self.truncation is None):
-            conversation = _newest_turns(self.messages, served)
-            require_length("messages", conversation, served)
-            ids = prompt_of(served.engine, conversation, most)
-        else:
-            require_length("messages", self.messages, served)
-            ids = template.render_prompt(self.messages)
-        # The engine then stops at the end of a call, before it would calculate.
-        stops = [*template.stop_ids, template.call_end_id] if self.tools else template.stop_ids
-        options: dict[str, Any] = {"stop_tokens": stops, "top_logprobs": self.top_logprobs, "calculator": True}
-        return self._request([ids], served, max_tokens=most, **options)
+        truncate = self.truncation == "auto" or (served.limits.truncate and self.truncation is None)
+        prompt = prompt_of(engine.tokenizer, self.messages, engine.context, truncate=truncate, max_tokens=most)
+        if self.tools:  # the engine stops at the end of a call, before it would calculate
+            prompt = replace(prompt, stop_ids=[*prompt.stop_ids, ChatFormat(engine.tokenizer).call_end_id])
+        return self._request([prompt], served, max_tokens=most, top_logprobs=self.top_logprobs)
 
 
 class CompletionRequest(ApiRequest):
@@ -285,7 +279,7 @@ class CompletionRequest(ApiRequest):
     prompt: Annotated[Any, BeforeValidator(_prompts)]
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
-    max_tokens: int | None = Field(None, ge=0, le=2**31)  # 0: only the prompt is returned, with `echo`
+    max_tokens: int | None = Field(None, ge=0)  # 0: only the prompt is returned, with `echo`
 
     @property
     def repeats_prompt(self) -> bool:
@@ -314,13 +308,12 @@ def read_request(document: object, served: Served, chat: bool) -> tuple[ApiReque
     model, kind = document.get("model"), ChatRequest if chat else CompletionRequest
     if isinstance(model, str) and model != served.name:
         raise ApiError(404, f"model: got {shorten(repr(model))}, expected {served.name!r}", "model", "model_not_found")
-    if chat and not served.is_chat_model:
+    if chat and not served.model.is_chat_model:
         does = "is a base model: it continues text (/v1/completions) and cannot chat"
         raise ApiError(400, f"model: {served.name} {does}", "model")
-    given = {name: value for name, value in document.items() if value is not None}
+    given = _without_defaults(document, served, chat)
     known = {name: given.pop(name) for name in kind.model_fields if name in given}
-    unsupported = [name for name, value in given.items() if name in UNSUPPORTED and UNSUPPORTED[name] != value]
-    errors = [(name, f"{name}: is not supported here") for name in unsupported]
+    errors = [(name, f"{name}: is not supported here") for name in given if name in UNSUPPORTED]
     api_request = None
     try:
         api_request = kind.model_validate(known, context=served)
@@ -333,6 +326,34 @@ def read_request(document: object, served: Served, chat: bool) -> tuple[ApiReque
         return api_request, api_request.request(served)
     except ValueError as error:
         raise ApiError(400, str(error), "messages" if chat else "prompt", _code(str(error))) from None
+
+
+def _without_defaults(document: dict, served: Served, chat: bool) -> dict:
+    """Return the fields that ask for something: not those whose value changes nothing, or means a default or a limit.
+
+    Many clients send all their fields, and their users cannot change that.
+    """
+    given = {ours: document[name] for name, ours in OTHER_NAMES.items() if name in document}
+    given |= {name: value for name, value in document.items() if name not in OTHER_NAMES}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, value in list(given.items()):
+        empty = value in ("", [], {}) or (isinstance(value, dict) and not any(value.values()))
+        if name in UNSUPPORTED and (empty or value == UNSUPPORTED[name]) and not (name == "echo" and not chat):
+            del given[name]
+    if given.get("best_of") == given.get("n", 1):  # all of them are returned
+        given.pop("best_of", None)
+    for name in ("max_tokens", "max_completion_tokens"):
+        if given.get(name) in NO_LIMIT:
+            given[name] = served.engine.context
+    if given.get("seed") in RANDOM_SEEDS:
+        del given["seed"]
+    if given.get("top_k") == -1:
+        del given["top_k"]
+    if given.get("logprobs") is False or (chat and given.get("logprobs") == 0):
+        del given["logprobs"]
+    if isinstance(stop := given.get("stop"), list | str):
+        given["stop"] = [one for one in ([stop] if isinstance(stop, str) else stop) if one != ""]
+    return given
 
 
 def _code(message: str) -> str:

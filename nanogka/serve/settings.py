@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from nanogka.common.cli import DeviceSettings, WhichRun, flag
 from nanogka.common.errors import Errors
+from nanogka.common.formatting import one_line
 
 KEY_VARIABLE = "NANOGKA_API_KEY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -49,6 +50,7 @@ class ServeSettings(Limits, WhichRun, DeviceSettings):
 
     def check(self, errors: Errors) -> None:
         """Record every setting that contradicts another one."""
+        errors.require(self.name == one_line(self.name), "name", self.name, "printable characters")
         errors.require(self.max_n <= self.max_batch, "max_n", self.max_n, "at most --max-batch")
         bad = [host for host in self.hosts if "*" in host[1:] or (host.startswith("*") and host[1:2] not in ("", "."))]
         errors.require(not bad, "allowed_hosts", self.allowed_hosts, "names, *.NAME, or * for any")

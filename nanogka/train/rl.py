@@ -31,6 +31,7 @@ from nanogka.data.loader import Batch
 from nanogka.evaluate.chat import ChatItem, ChatTask
 from nanogka.generate.continuous import Request
 from nanogka.generate.engine import Engine
+from nanogka.generate.prompt import prompt_of, request_of
 from nanogka.generate.settings import SamplingParams
 from nanogka.model import GPT
 from nanogka.runs import EXAMPLES, SavedRun
@@ -126,25 +127,15 @@ def write_replies(
 
     The replies to a question depend on the weights and its seed, not on the other questions.
     """
-    template = ChatFormat(engine.tokenizer)
-    prompts = [template.render_prompt(Conversation.of(item.prompt)) for item in items]
-    requests = [
-        Request(
-            [prompt],
-            # Temperature 1 and no top-k: the policy gradient holds for replies from the model's own distribution.
-            SamplingParams(temperature=1, seed=seed),
-            max_tokens=settings.max_tokens,
-            n=samples,
-            stop_tokens=template.stop_ids,
-            calculator=settings.calculator,
-        )
-        for prompt, seed in zip(prompts, seeds, strict=True)
-    ]
-    replies = {request: [Reply(prompt) for _ in range(samples)] for request, prompt in zip(requests, prompts)}
-    batch = engine.batch(min(engine.context, max(map(len, prompts)) + settings.max_tokens))
-    batch.add(requests)
-    while len(batch):
-        for request, output in batch.step():
+    options = {"max_tokens": settings.max_tokens, "n": samples, "calculator": settings.calculator}
+    replies: dict[Request, list[Reply]] = {}
+    for item, seed in zip(items, seeds, strict=True):
+        prompt = prompt_of(engine.tokenizer, Conversation.of(item.prompt))
+        # Temperature 1 and no top-k: the policy gradient holds for replies from the model's own distribution.
+        request = request_of([prompt], SamplingParams(temperature=1, seed=seed), **options)
+        replies[request] = [Reply(list(prompt.ids)) for _ in range(samples)]
+    for step in engine.steps(list(replies)):
+        for request, output in step:
             reply = replies[request][output.sample]
             reply.tokens.append(output.token)
             reply.learned.append(not output.forced)

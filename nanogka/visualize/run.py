@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 
 from nanogka.checkpoint import MANIFEST
 from nanogka.data import open_corpus
-from nanogka.data.conversation import ChatFormat, Conversation
+from nanogka.data.conversation import Conversation
 from nanogka.generate.engine import Engine
+from nanogka.generate.prompt import prompt_of
 from nanogka.generate.settings import SamplingParams
 from nanogka.plots.style import save
 from nanogka.runs import CONFIG, METRICS, LoadedRun, sigma_over_training
@@ -32,21 +33,18 @@ def read_text(run: LoadedRun, text: str, max_tokens: int) -> TracedRun:
     sigma_over_training(run)  # fails on damaged metrics before anything is written
     max_tokens = min(max_tokens, run.model.config.sequence_len)
     part = text[: MAX_CHARS_PER_TOKEN * max_tokens]
-    ids = _with_reply(run, part) if run.kind == "chat" else [run.tokenizer.bos_id, *run.tokenizer.encode(part)]
+    ids = _with_reply(run, part) if run.kind == "chat" else prompt_of(run.tokenizer, part).ids
     is_cut = len(part) < len(text) or len(ids) > max_tokens
     return TracedRun(run, capture(run.model, ids[:max_tokens]), is_cut)
 
 
 def _with_reply(run: LoadedRun, text: str) -> list[int]:
     """The token ids of a conversation: `text` from the user, and the model's greedy reply."""
-    template = ChatFormat(run.tokenizer)
-    prompt = template.render_prompt(Conversation.of(text))
-    if len(prompt) >= run.model.config.sequence_len:
-        return prompt
-    greedy = SamplingParams(temperature=0)
-    engine = Engine(run.model, run.tokenizer)
-    steps = engine.stream([prompt], greedy, stop_tokens=template.stop_ids, calculator=True)
-    return prompt + [output.token for outputs in steps for output in outputs]
+    prompt = prompt_of(run.tokenizer, Conversation.of(text))
+    if len(prompt.ids) >= run.model.config.sequence_len:
+        return list(prompt.ids)
+    outputs = Engine(run.model, run.tokenizer).reply(prompt, SamplingParams(temperature=0))
+    return [*prompt.ids, *(output.token for output in outputs)]
 
 
 def validation_passage(run: LoadedRun, number: int) -> str:

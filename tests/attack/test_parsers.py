@@ -3,17 +3,17 @@
 import json
 
 import pytest
-from generate_models import byte_tokenizer, small_model
+from generate_models import loaded_run, small_model
 
 pytest.importorskip("hypothesis")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from nanogka.api import Model  # noqa: E402
 from nanogka.common.cli import convert, parse  # noqa: E402
 from nanogka.common.errors import Errors  # noqa: E402
 from nanogka.common.files import parse_yaml  # noqa: E402
 from nanogka.data.conversation import Conversation  # noqa: E402
-from nanogka.generate.engine import Engine  # noqa: E402
 from nanogka.serve.protocol import ApiError, Served, read_request  # noqa: E402
 from nanogka.serve.settings import Limits  # noqa: E402
 from nanogka.train.settings import TrainSettings  # noqa: E402
@@ -73,7 +73,7 @@ def test_conversations(document, complete):
 
 @pytest.fixture(scope="module")
 def served():
-    return Served("tiny", Engine(small_model(), byte_tokenizer()), True, Limits())
+    return Served("tiny", Model(loaded_run(small_model(), "chat")), Limits())
 
 
 @EXAMPLES

@@ -149,7 +149,7 @@ def test_transformers_generates_our_reply_from_a_folder(transformers, tmp_path, 
     engine, text = Engine(run.model, run.tokenizer), "Who <|bos|> are you?"
     prompt, stops = engine.encode("The river"), None
     if kind == "chat":
-        prompt, stops = prompt_of(engine, Conversation.of(text), None), ChatFormat(run.tokenizer).stop_ids
+        prompt, stops = prompt_of(run.tokenizer, Conversation.of(text)).ids, ChatFormat(run.tokenizer).stop_ids
     steps = engine.stream([prompt], SamplingParams(temperature=0), max_tokens=9, stop_tokens=stops)
     expected = [output.token for (output,) in steps]
     generate = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)

@@ -48,13 +48,13 @@ MUTANTS = [
         ("float(found[-1].replace", "float(found[0].replace", "test_the_final_number"),
         ('f"- {choice}={letter}"', 'f"- {letter}={choice}"', "test_choices_are_rendered_as_in_nanochat"),
         (
-            "if len(own) < self.engine.context]",
-            "if len(own) <= self.engine.context]",
+            "if length < self.engine.context]",
+            "if length <= self.engine.context]",
             "test_a_prompt_that_leaves_no_room_for_a_reply_gets_none",
         ),
         (
-            "SamplingParams(temperature=0), self",
-            "SamplingParams(temperature=1), self",
+            "greedy = SamplingParams(temperature=0)",
+            "greedy = SamplingParams(temperature=1)",
             "test_replies_are_the_greedy_ones_of_each_prompt_alone",
         ),
         ("int(logits[ids].argmax())", "0", "test_a_letter_is_the_most_likely_of_the_choices"),
@@ -183,7 +183,11 @@ MUTANTS = [
             "COMPLETION_TOKENS",
             "test_a_limit_of_tokens_holds_for_a_request_that_names_none",
         ),
-        ("else limits.max_tokens\n", "else 0\n", "test_more_than_a_limit_is_refused_by_name"),
+        (
+            "served.limits.max_tokens or served.engine.context)",
+            "value)",
+            "test_more_tokens_than_the_limit_are_cut_to_it",
+        ),
         ("if request.rows > served.limits.max_batch:", "if False:", "test_more_than_a_limit_is_refused_by_name"),
     ),
     *of(
@@ -223,8 +227,8 @@ MUTANTS = [
         "nanogka/serve/attention.py",
         "tests/serve/test_attention.py",
         (
-            "shown = self._run, ids[: self.longest]",
-            "shown = self._run, ids",
+            "shown = self.served.model.run, ids[: self.longest]",
+            "shown = self.served.model.run, ids",
             "test_a_page_has_as_many_tokens_as_its_memory_allows",
         ),
     ),

@@ -1,5 +1,7 @@
 """Models, a tokenizer and sessions for the tests of generation, and generation without a cache to compare with."""
 
+from pathlib import Path
+
 import torch
 
 from nanogka.checkpoint import Checkpoint, save_checkpoint
@@ -7,7 +9,7 @@ from nanogka.generate.engine import Engine
 from nanogka.generate.session import Session
 from nanogka.generate.settings import SessionSettings
 from nanogka.model import GPT, GPTConfig
-from nanogka.runs import write_config
+from nanogka.runs import LoadedRun, write_config
 from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 LETTERS = range(97, 123)
@@ -150,6 +152,12 @@ def chat_session(favorites=LETTERS, sequence_len=256, max_tokens=8, chat=True, *
 def say(session, *prompts):
     """The replies to prompts, one after the other."""
     return ["".join(session.reply(prompt)) for prompt in prompts]
+
+
+def loaded_run(model, kind="base", tokenizer=None):
+    """A run with this model and tokenizer (None: `byte_tokenizer`) that is in no folder."""
+    nowhere = Path("tiny")
+    return LoadedRun(nowhere, {"run": {"kind": kind}}, tokenizer or byte_tokenizer(), 7, nowhere, model)
 
 
 def save_run(folder, model, kind="base", tokenizer=None, step=7, **settings):

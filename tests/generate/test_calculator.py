@@ -117,4 +117,4 @@ def test_a_session_lists_a_call_and_keeps_its_ids():
     list(session.reply("Ho"))
     assert session.last.prompt_tokens == len(prompt)
     assert session.prefix.reused == len(prompt) - 6  # all but the end of the reply and the new turn
-    assert prompt_of(engine, Conversation.of("Hi", parts, "Ho"), None) == prompt
+    assert prompt_of(TOKENIZER, Conversation.of("Hi", parts, "Ho")).ids == prompt

@@ -3,7 +3,7 @@
 import pytest
 from generate_models import LETTERS, byte_tokenizer, chat_session, say, talking_model
 
-from nanogka.data.conversation import Conversation
+from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.generate.engine import Engine
 from nanogka.generate.prompt import prompt_of
 from nanogka.generate.session import Session
@@ -124,9 +124,26 @@ def test_a_prompt_that_does_not_fit_or_is_not_text_is_refused_and_leaves_all_as_
 
 
 def test_a_conversation_from_outside_loses_its_oldest_turns():
-    engine, texts = chat_session(sequence_len=64).engine, ("Hi 中文", "Yes", "So")
-    assert prompt_of(engine, Conversation.of(*texts, system="Be."), 8) == by_hand(*texts, system="Be.")
-    long = ("x" * 40, *texts[1:])
-    assert prompt_of(engine, Conversation.of(*long, system="Be."), 8) == by_hand("So", system="Be.")
+    options, texts = {"context": 64, "truncate": True, "max_tokens": 8}, ("Hi 中文", "Yes", "So")
+    whole = prompt_of(TOKENIZER, Conversation.of(*texts, system="Be."), **options)
+    assert (whole.ids, whole.turns_left_out) == (by_hand(*texts, system="Be."), 0)
+    assert (whole.stop_ids, whole.calculator) == (ChatFormat(TOKENIZER).stop_ids, True)
+    for length in (40, 400):  # what cannot fit at all is not tokenized
+        cut = prompt_of(TOKENIZER, Conversation.of("a", "b", "x" * length, *texts[1:], system="Be."), **options)
+        assert (cut.ids, cut.turns_left_out) == (by_hand("So", system="Be."), 2)
     with pytest.raises(ValueError, match="messages: the last is the assistant's"):
-        prompt_of(engine, Conversation.of("Hi", "Yes"), 8)
+        prompt_of(TOKENIZER, Conversation.of("Hi", "Yes"), **options)
+    text = prompt_of(TOKENIZER, "Hi", 64)
+    assert (text.ids, text.stop_ids, text.calculator) == ([SPECIAL["<|bos|>"], *b"Hi"], [SPECIAL["<|bos|>"]], False)
+
+
+def test_what_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch):
+    monkeypatch.setattr(TOKENIZER, "encode", lambda text: pytest.fail(f"{len(text)} characters were tokenized"))
+    monkeypatch.setattr(TOKENIZER, "encode_batch", lambda texts: pytest.fail(f"{len(texts)} texts were tokenized"))
+    many = Conversation.of(*"ab" * 50, "c")  # short texts, but each has two marks
+    for given, options in (
+        ("x" * 64, {}), (Conversation.of("x" * 64), {}), (Conversation.of("x" * 64), {"truncate": True}), (many, {}),
+        (Conversation.of("x", system="x" * 64), {"truncate": True}),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"got at least \d+ tokens, expected at most 63: the context is 64 tokens"):
+            prompt_of(TOKENIZER, given, 64, **options)

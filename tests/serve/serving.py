@@ -7,9 +7,9 @@ import threading
 import time
 from contextlib import contextmanager
 
-from generate_models import byte_tokenizer
+from generate_models import loaded_run
 
-from nanogka.generate.engine import Engine
+from nanogka.api import Model
 from nanogka.serve.app import make_app, make_server
 from nanogka.serve.protocol import Served
 from nanogka.serve.settings import Limits
@@ -53,10 +53,11 @@ class Running:
 
 
 @contextmanager
-def running(model, tokenizer=None, chats: bool = True, api_key: str = "", origins=(), run=None, **limits):
+def running(model, tokenizer=None, chats: bool = True, api_key: str = "", origins=(), examples=(), **limits):
     """A `Running` server of a model."""
-    engine = Engine(model, tokenizer or byte_tokenizer())
-    server = Running(Served("tiny", engine, chats, Limits(**limits), 5, run), api_key, origins)
+    run = loaded_run(model, "chat" if chats else "base", tokenizer)
+    vars(run)["examples"] = list(examples)
+    server = Running(Served("tiny", Model(run), Limits(**limits), 5), api_key, origins)
     try:
         yield server
     finally:

@@ -281,8 +281,16 @@ def test_usage_counts_the_token_that_stops_a_reply():
 def test_fields_that_change_nothing_here_are_ignored(chat_server):
     body = {"model": "tiny", "messages": USER, "temperature": 0, "max_tokens": 5}
     plain = chat_server.ask("POST", CHAT, body)[1]["choices"]
-    more = {"user": "me", "keep_alive": 5, "top_k": -1, "tools": [], "logit_bias": {}, "?": 1}
-    assert chat_server.ask("POST", CHAT, body | more)[1]["choices"] == plain
+    for more in (
+        {"user": "me", "keep_alive": 5, "top_k": -1, "tools": [], "logit_bias": {}, "?": 1},
+        {"logprobs": False, "top_logprobs": 0, "n": None, "seed": None, "tools": None, "response_format": None},
+        {"stream_options": {"include_usage": False}, "stream": False},
+        {"stop": [""], "stream_options": {}, "logit_bias": [], "best_of": 1, "functions": {}, "modalities": []},
+        {"stop": "", "logit_bias": {"5": 0}, "mirostat": 0, "typical_p": 1, "dry_multiplier": 0.0, "repeat_penalty": 1},
+        {"temperature": 0.0, "max_completion_tokens": 5, "max_tokens": -1, "logprobs": 0, "seed": -1},
+    ):
+        status, answer = chat_server.ask("POST", CHAT, body | more)
+        assert (status, answer.get("choices")) == (200, plain), (more, answer)
 
 
 def test_a_tool_call_is_shown_and_comes_back():
@@ -453,7 +461,7 @@ def test_a_text_that_cannot_fit_is_refused_or_cut_before_it_is_tokenized(chat_se
         server = chat_server if path == CHAT else base_server
         status, answer = server.ask("POST", path, {"model": "tiny", **body})
         assert (status, answer["error"]["param"]) == (400, "messages" if path == CHAT else "prompt")
-        cannot_fit = "at most 256: the context is 256 tokens" in answer["error"]["message"]
+        cannot_fit = "at most 255: the context is 256 tokens" in answer["error"]["message"]
         assert cannot_fit == (answer["error"]["code"] == "context_length_exceeded") == (long in str(body))
     assert encoded == []
     messages = [{"role": "system", "content": "S"}, *said(long, "a", "Hi", "b" * 100, "Ho")]
@@ -540,13 +548,18 @@ WRONG = [  # a field of a chat and a value that is refused; None: the request la
     ("messages", [3]),
     ("messages", [*USER, {"role": "assistant", "content": "x"}]),
     ("messages", [{"role": "user", "content": [{"type": "image_url"}]}]),
+    ("messages", [{"role": "system", "content": "alone"}]),
     ("messages", [{"role": "user", "content": "\ud800"}]),
-    ("max_tokens", 10**30),
+    ("max_tokens", 0),
+    ("max_tokens", -3),
     ("n", 5),
     ("temperature", "hot"),
-    ("stop", list("abcde")),
+    ("stop", [str(i) for i in range(65)]),
+    ("top_k", -2),
+    ("repeat_penalty", 0),
     ("top_logprobs", 2),
-    ("stream_options", {}),
+    ("mirostat", 2),
+    ("logit_bias", {"5": -100}),
     ("response_format", {"type": "json_object"}),
 ]
 BAD = [
@@ -596,12 +609,6 @@ def test_another_sites_page_cannot_use_it(chat_server):
     body = {"model": "tiny", "messages": USER, "max_tokens": 1}
     assert chat_server.ask("POST", CHAT, body, Content_Type="text/plain")[0] == 415
     assert chat_server.ask("POST", CHAT, body, Host="evil.example:80") == (400, "Invalid host header")
-    for host, status in (("evil.example", 400), ("127.0.0.1", 200)):  # an absolute target counts more than the header
-        assert chat_server.ask("GET", f"http://{host}/v1/models", Host="127.0.0.1")[0] == status
-    both = HEAD.replace(b"Content-Length", b"Transfer-Encoding: chunked\r\nContent-Length") % 5 + b"0\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", chat_server.port)) as connection:
-        connection.sendall(both)
-        assert connection.recv(100).startswith(b"HTTP/1.1 400")
     page, wanted = "http://page.example", "Access-Control-Allow-Origin"
     for origins, allowed in ((), None), ([page], page):
         with running(chat_server.served.engine.model, origins=origins) as server:
@@ -610,6 +617,45 @@ def test_another_sites_page_cannot_use_it(chat_server):
             assert connection.getresponse().headers[wanted] == allowed
             connection.close()
             assert server.ask("POST", CHAT, body, Origin=page)[0] == 200
+
+
+def preflight(server, origin: str, **headers: str):
+    """The status, and the headers, of Chrome's question before a request."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    headers = {"Origin": origin, "Access-Control-Request-Method": "POST", **headers}
+    connection.request("OPTIONS", CHAT, headers=headers)
+    answer = connection.getresponse()
+    connection.close()
+    return answer.status, answer.headers
+
+
+def test_a_page_at_a_public_address_may_use_a_local_server_if_its_origin_is_named(chat_server):
+    page, local = "http://page.example", {"Access-Control-Request-Private-Network": "true"}
+    with running(chat_server.served.engine.model, origins=[page]) as server:
+        status, headers = preflight(server, page, **local)
+        assert (status, headers["Access-Control-Allow-Private-Network"]) == (200, "true")
+        assert preflight(server, "http://other.example", **local)[0] == 400
+    with running(chat_server.served.engine.model, origins=["*"]) as server:
+        assert preflight(server, page)[0] == 200
+        assert preflight(server, page, **local)[0] == 400
+
+
+@pytest.mark.parametrize(
+    "framing", ["Transfer-Encoding: chunked", "Transfer-Encoding:\tchunked", "transfer-encoding:\r\n CHUNKED"]
+)
+@pytest.mark.parametrize("target", [TEXT, f"http://127.0.0.1{TEXT}", f"http://evil.example{TEXT}"])
+def test_what_is_behind_a_refused_request_is_not_read(chat_server, target, framing):
+    hidden = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    head = f"POST {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {5 + len(hidden)}\r\n" + (f"{framing}\r\n" if target == TEXT else "")
+    with socket.create_connection(("127.0.0.1", chat_server.port), timeout=20) as connection:
+        connection.sendall(head.encode() + b"\r\n0\r\n\r\n" + hidden)
+        got = b""
+        while part := connection.recv(65536):  # until the server closes
+            got += part
+    assert got.startswith(b"HTTP/1.1 400")
+    assert got.count(b"HTTP/1.1") == 1
+    assert b"owned_by" not in got
 
 
 def test_an_api_key_is_needed_where_there_is_one():

@@ -35,7 +35,7 @@ def run(base):
 
 def test_the_page_has_the_conversation_as_the_model_read_it(run):
     ids, _ = ChatFormat(run.tokenizer).render(Conversation.of("ab", "cd"))
-    with running(run.model, run.tokenizer, run=run, api_key="secret") as server:
+    with running(run.model, run.tokenizer, api_key="secret") as server:
         assert server.ask("POST", "/v1/attention", {"messages": MESSAGES})[0] == 401
         key = {"Authorization": "Bearer secret"}
         talk = {"messages": MESSAGES[:1], "max_tokens": 20, "model": "tiny"}
@@ -56,7 +56,7 @@ def test_the_page_has_the_conversation_as_the_model_read_it(run):
 
 
 def test_only_the_chat_page_may_frame_it(run):
-    with running(run.model, run.tokenizer, run=run) as server:
+    with running(run.model, run.tokenizer) as server:
         _, answer = server.ask("POST", "/v1/attention", {"messages": MESSAGES})
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
         connection.request("GET", f"/{answer['page']}")
@@ -76,7 +76,7 @@ def test_pages_wait_in_the_bounded_queue_and_leave_it_with_their_client(run, mon
     monkeypatch.setattr(AttentionPages, "build", build)
     body = json.dumps({"messages": MESSAGES}).encode()
     head = "POST /v1/attention HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    with running(run.model, run.tokenizer, run=run, max_queue=2) as server:
+    with running(run.model, run.tokenizer, max_queue=2) as server:
         clients = []
         for waiting in range(3):  # the first is being built, two wait
             clients.append(socket.create_connection(("127.0.0.1", server.port)))
@@ -101,7 +101,7 @@ def read(_, ids):
 
 def test_a_page_has_as_many_tokens_as_its_memory_allows(run, monkeypatch):
     config = run.model.config
-    with running(run.model, run.tokenizer, run=run) as server:
+    with running(run.model, run.tokenizer) as server:
         pages = AttentionPages(server.served)
         assert pages.longest == config.sequence_len
         # Weights of exactly nine tokens, one byte less, and what the model was asked to read.
@@ -112,7 +112,7 @@ def test_a_page_has_as_many_tokens_as_its_memory_allows(run, monkeypatch):
                 with pytest.raises(NotImplementedError) as asked:
                     pages.build(list(range(20)))
             assert asked.value.args[0] == list(range(longest))
-        too_long = {"messages": [{"role": "user", "content": "x" * (config.sequence_len + 1)}]}
+        too_long = {"messages": [{"role": "user", "content": "x" * (2 * config.sequence_len + 1)}]}
         monkeypatch.setattr(type(run.tokenizer), "encode_batch", lambda *_: 1 / 0)  # is not asked
         status, answer = server.ask("POST", "/v1/attention", too_long)
         assert (status, answer["error"]["param"]) == (400, "messages")
@@ -120,18 +120,18 @@ def test_a_page_has_as_many_tokens_as_its_memory_allows(run, monkeypatch):
 
 
 def test_pages_can_be_turned_off(run):
-    with running(run.model, run.tokenizer, run=run, attention=False) as server:
+    with running(run.model, run.tokenizer, attention=False) as server:
         assert server.ask("POST", "/v1/attention", {"messages": MESSAGES})[0] == 400
         assert server.ask("GET", "/v1/models/tiny")[1]["attention"] is False
 
 
 def test_a_base_model_has_no_attention_page(run):
-    with running(run.model, run.tokenizer, chats=False, run=run) as server:
+    with running(run.model, run.tokenizer, chats=False) as server:
         assert server.ask("POST", "/v1/attention", {"messages": MESSAGES})[0] == 400
 
 
 def test_the_chat_page_shows_it_in_a_second_tab(run, browser):
-    with running(run.model, run.tokenizer, run=run) as server:
+    with running(run.model, run.tokenizer) as server:
         browser.open(server.address)
         talk = json.dumps([MESSAGES[0], {**MESSAGES[1], "finish": "stop"}])
         browser.evaluate(f"connect().then(() => {{ messages = {talk}; draw(); }})")

@@ -2,7 +2,6 @@
 
 import json
 import time
-from types import SimpleNamespace
 
 import pytest
 from generate_models import byte_tokenizer, calling_model, talking_model
@@ -113,12 +112,12 @@ def test_a_person_talks_stops_regenerates_and_edits(browser, monkeypatch):
 
 
 def test_an_example_begins_a_chat_that_stays_over_a_reload(browser):
-    run = SimpleNamespace(examples=["How do you spell kif?", "<b>2</b>?", "What is 1 + 1?"])  # held out from this run
-    with running(talking_model(range(97, 123)), run=run) as server:
+    examples = ["How do you spell kif?", "<b>2</b>?", "What is 1 + 1?"]  # held out from this run
+    with running(talking_model(range(97, 123)), examples=examples) as server:
         browser.open(server.address)
         until(browser, "document.querySelectorAll('.examples button').length > 2")
         shown = "[...document.querySelectorAll('.examples button')].map(b => b.textContent)"
-        assert browser.evaluate(shown) == run.examples
+        assert browser.evaluate(shown) == examples
         set_value(browser, "tokens", 8)
         press(browser, "How do you spell kif?")
         idle(browser)

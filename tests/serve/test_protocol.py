@@ -1,20 +1,25 @@
 """Limits of requests, read without a server."""
 
+import json
+
 import pytest
-from generate_models import byte_tokenizer, small_model
+from generate_models import loaded_run, small_model
 
-pytest.importorskip("pydantic")
+pytest.importorskip("uvicorn")
 
-from nanogka.generate.engine import Engine  # noqa: E402
+from nanogka.api import Model  # noqa: E402
+from nanogka.common.cli import flags_of  # noqa: E402
+from nanogka.common.errors import Errors  # noqa: E402
+from nanogka.generate.settings import SamplingParams  # noqa: E402
 from nanogka.serve.protocol import ApiError, Served, read_request  # noqa: E402
-from nanogka.serve.settings import Limits  # noqa: E402
+from nanogka.serve.settings import Limits, ServeSettings  # noqa: E402
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "tiny", "prompt": "Hi"}
 
 
 def served(**limits) -> Served:
-    return Served("tiny", Engine(small_model(), byte_tokenizer()), True, Limits(**limits))
+    return Served("tiny", Model(loaded_run(small_model(), "chat")), Limits(**limits))
 
 
 @pytest.mark.parametrize(
@@ -29,7 +34,6 @@ def test_a_limit_of_tokens_holds_for_a_request_that_names_none(limit, given, cha
 @pytest.mark.parametrize(
     "changes, name",
     [
-        ({"max_tokens": 6}, "max_tokens"),
         ({"n": 3}, "n"),
         ({"prompt": ["a", "b", "c"], "n": 2}, "prompt"),  # six texts
         ({"prompt": ["a"] * 5}, "prompt"),
@@ -41,3 +45,90 @@ def test_more_than_a_limit_is_refused_by_name(changes, name):
         read_request(COMPLETION | changes, server, chat=False)
     assert (error.value.status, error.value.param) == (400, name)
     assert read_request(COMPLETION | {"max_tokens": 5, "n": 2, "prompt": ["a", "b"]}, server, chat=False)[1].rows == 4
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_more_tokens_than_the_limit_are_cut_to_it(chat):
+    def most(value, limit=0):
+        body = (CHAT if chat else COMPLETION) | {"max_tokens": value}
+        return read_request(body, served(max_tokens=limit), chat)[1].max_tokens
+
+    assert [most(value, 5) for value in (4, 6, 32_000, 2**53 - 1, -1)] == [4, 5, 5, 5, 5]
+    assert [most(value) for value in (4, 10**30, -1, -2)] == [4, 32, 32, 32]  # the context
+
+
+def test_a_random_seed_has_several_names():
+    def seeds(value):
+        return {read_request(CHAT | {"seed": value}, served(), True)[1].params.seed for _ in range(3)}
+
+    assert [len(seeds(value)) for value in (None, -1, 2**32 - 1)] == [3, 3, 3]
+    assert [seeds(value) for value in (0, 7)] == [{0}, {7}]
+
+
+def test_sampling_has_the_bounds_of_the_engine_and_the_names_of_other_servers():
+    params = read_request(CHAT | {"repeat_penalty": 1.3, "n_predict": 3}, served(), True)[1].params
+    assert params.repetition_penalty == 1.3
+    for name, flag in flags_of(SamplingParams).items():
+        if name != "seed":
+            for bound, step in (("ge", -1), ("le", 1), ("gt", 0)):
+                if (limit := flag.limits.get(bound)) is not None and (name, bound) != ("top_k", "ge"):
+                    with pytest.raises(ApiError, match=f"^{name}: "):
+                        read_request(CHAT | {name: limit + step}, served(), True)
+
+
+def test_64_stop_strings_are_accepted():
+    stops = [str(number) for number in range(64)]
+    assert list(read_request(CHAT | {"stop": stops}, served(), True)[1].stop_strings) == stops
+
+
+def prompt(*messages: tuple[str, object]) -> str:
+    """What the model reads of messages (role, content), with marks as special tokens have them."""
+    body = CHAT | {"messages": [{"role": role, "content": content} for role, content in messages]}
+    model = served()
+    return model.engine.tokenizer.decode(read_request(body, model, True)[1].prompts[0])
+
+
+@pytest.mark.parametrize(
+    "messages, system",
+    [
+        ([("system", "A"), ("system", "B"), ("user", "Hi")], "A\n\nB"),
+        ([("developer", "A"), ("system", "B"), ("user", "Hi")], "A\n\nB"),
+        ([("user", "Hi"), ("system", "A")], "A"),
+        ([("system", [{"type": "text", "text": "A"}]), ("user", "Hi"), ("developer", "B")], "A\n\nB"),
+        ([("system", ""), ("user", "Hi")], None),
+        ([("system", None), ("developer", " \n"), ("user", "Hi")], None),
+        ([("system", []), ("user", "Hi")], None),
+        ([("system", ""), ("user", "Hi"), ("system", "A")], "A"),
+    ],
+)
+def test_system_messages_become_one_and_empty_ones_none(messages, system):
+    expected = [("user", "Hi")] if system is None else [("system", system), ("user", "Hi")]
+    assert prompt(*messages) == prompt(*expected)
+    assert ("A" in prompt(*messages)) == (system is not None)
+
+
+def test_the_user_around_a_system_message_speaks_once():
+    talk = [("user", "a"), ("system", "S"), ("user", "b"), ("assistant", "c"), ("system", "T"), ("user", "d")]
+    assert prompt(*talk) == prompt(("system", "S\n\nT"), ("user", "a\n\nb"), ("assistant", "c"), ("user", "d"))
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+def test_a_part_that_is_no_text_is_refused_by_what_it_is(kind):
+    for role in ("user", "system"):
+        with pytest.raises(ApiError, match=f"got a part of type '{kind}', expected text: a model reads nothing else"):
+            prompt((role, [{"type": kind, kind: {}}]), ("user", "Hi"))
+
+
+def test_a_stream_is_ascii_so_that_no_client_ends_a_line_within_an_event():
+    from nanogka.serve.app import _sse
+
+    text = "a\u2028b\u2029c\u0085d 中文 é 😀 \ud800"
+    assert _sse({"x": text}).isascii()
+    assert _sse({"x": text}).count("\n") == 2
+    assert json.loads(_sse({"x": text}).removeprefix("data: ")) == {"x": text}
+
+
+def test_a_name_that_steers_the_terminal_is_refused():
+    errors = Errors()
+    ServeSettings(name="a\x1b[31m\n").check(errors)
+    assert errors.lines == ["name: got 'a\\x1b[31m\\n', expected printable characters"]

@@ -111,7 +111,7 @@ def test_a_session_lists_a_call_and_keeps_its_ids():
     engine = Engine(scripted_model({TEMPLATE.start_id: CALL}), TOKENIZER)
     session = Session(engine, SessionSettings(temperature=0), chat=True)
     assert "".join(session.reply("Hi")) == "yes"
-    assert session.last.calls == [["12*3", "36"]]
+    assert session.last.calls == [("12*3", "36")]
     parts = [Part("python", "12*3"), Part("python_output", "36"), Part("text", "yes")]
     prompt = TEMPLATE.render_prompt(Conversation.of("Hi", parts, "Ho"))
     list(session.reply("Ho"))

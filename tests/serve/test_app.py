@@ -556,7 +556,6 @@ WRONG = [  # a field of a chat and a value that is refused; None: the request la
     ("temperature", "hot"),
     ("stop", [str(i) for i in range(65)]),
     ("top_k", -2),
-    ("repeat_penalty", 0),
     ("top_logprobs", 2),
     ("mirostat", 2),
     ("logit_bias", {"5": -100}),

@@ -84,15 +84,16 @@ class Model:
         """
         settings = SamplingParams(**sampling)
         stop = [stop] if isinstance(stop, str) else stop
-        given = prompt
-        if not isinstance(prompt, str):
-            if not self.is_chat_model:
-                name = self.run.folder.name
-                raise ValueError(
-                    f"messages: {name} is a base model, which cannot chat; continue a text with generate(), or make a "
-                    f"chat model with `python -m scripts.chat_sft --base {name}`"
-                )
+        if isinstance(prompt, str):
+            given = prompt
+        elif self.is_chat_model:
             given = Conversation.from_json(list(prompt), complete=False)
+        else:
+            name = self.run.folder.name
+            raise ValueError(
+                f"messages: {name} is a base model, which cannot chat; continue a text with generate(), or make a "
+                f"chat model with `python -m scripts.chat_sft --base {name}`"
+            )
         engine = self.engine
         asked = prompt_of(engine.tokenizer, given, engine.context, truncate=True, max_tokens=max_tokens)
         outputs = engine.reply(asked, settings, max_tokens=max_tokens, stop_strings=stop)

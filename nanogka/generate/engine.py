@@ -81,7 +81,11 @@ class Engine:
         prefix: PrefixCache | None = None,
     ) -> Iterator[TokenOutput]:
         """Yield the tokens of the one text that continues `prompt`. Arguments are those of `stream`."""
-        ends = {"stop_tokens": prompt.stop_ids, "stop_strings": stop_strings, "calculator": prompt.calculator}
+        ends: dict[str, Any] = {
+            "stop_tokens": prompt.stop_ids,
+            "stop_strings": stop_strings,
+            "calculator": prompt.calculator,
+        }
         steps = self.stream([prompt.ids], params, max_tokens=max_tokens, prefix=prefix, **ends)
         return (output for (output,) in steps)
 

@@ -26,7 +26,7 @@ class Prompt:
 
 def request_of(prompts: Sequence[Prompt], params: SamplingParams, **options: Any) -> Request:
     """Return the request to continue prompts that end alike. `options` are other fields of `Request`."""
-    ends = {"stop_tokens": prompts[0].stop_ids, "calculator": prompts[0].calculator}
+    ends: dict[str, Any] = {"stop_tokens": prompts[0].stop_ids, "calculator": prompts[0].calculator}
     return Request([prompt.ids for prompt in prompts], params, **ends | options)
 
 

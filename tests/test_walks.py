@@ -10,7 +10,7 @@ BUDGETS = {
     "step": (21, 280),
     "forward": (8, 155),
     "reply": (23, 530),
-    "core": (14, 240),
+    "core": (12, 240),
     "resume": (50, 1350),
 }
 # Functions that a walk must pass, so that an empty or cut walk is no success.

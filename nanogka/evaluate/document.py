@@ -75,7 +75,9 @@ class Document:
 
     def is_finished_by(self, earlier: dict[str, Any]) -> bool:
         """Whether an earlier document has all results already, which are then printed; if not, say what begins."""
-        finished = earlier.get("complete") is True and earlier.get("made_from") == self.content["made_from"]
+        same = earlier.get("made_from") == self.content["made_from"]
+        # Rank 0 decides for all: its device has another name than theirs.
+        finished = self.ranks.all_gather(same and earlier.get("complete") is True)[0]
         if self.ranks.is_main and finished:
             print(f"{self.title}: evaluated already, see {one_line(self.file)} (--no-cache evaluates again)")
             print_json(earlier, self.settings.json)

@@ -55,10 +55,11 @@ def evaluate(settings: EvalSettings, errors: Errors, made: Makers, core: Sequenc
     corpus = _open_corpus(settings.data, learned, notes)
     tasks = _open_tasks(settings, corpus, notes, made, core)
 
-    computed = [model.to_json(), model.fingerprint, settings.max_per_task, batch_tokens]
+    precision = [str(model.scorer.compute_dtype), device.type]
+    computed = [model.fingerprint, precision, settings.max_per_task, batch_tokens]
     keys = [key_of([computed, dataclasses.asdict(task.task), *task.items]) for task in tasks]
     text = [corpus.fingerprint, corpus.footers, dataclasses.asdict(learned)] if corpus else []
-    made_from = key_of([computed, settings.parts, settings.split_tokens, text, keys])
+    made_from = key_of([model.to_json(), computed, settings.parts, settings.split_tokens, text, keys])
     data = str(corpus.path) if corpus else ""
     head = {"data": data, "batch_tokens": batch_tokens}
     document = Document.open(model, settings, "evaluation.json", made_from, notes, ranks, **head)

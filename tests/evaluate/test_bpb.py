@@ -7,10 +7,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from evaluate_fakes import BOS, VOCAB_SIZE, FakeModel
+from generate_models import byte_tokenizer, talking_model
 
 from nanogka.data.chat import inputs_and_targets
 from nanogka.data.chat_tokens import LOSS_BIT
-from nanogka.evaluate.bpb import BitsPerByte, measure_bits_per_byte, measure_chat_loss
+from nanogka.evaluate.bpb import (
+    MAX_TOKENS,
+    PROMPTS,
+    BitsPerByte,
+    draw_samples,
+    measure_bits_per_byte,
+    measure_chat_loss,
+)
 
 
 class FixedLosses:
@@ -56,3 +64,21 @@ def test_the_chat_loss_is_of_the_tokens_that_the_assistant_writes():
     nats, count = measure_chat_loss(model, rows, BOS, batch_size=3)
     assert nats == pytest.approx(expected)
     assert count == int((targets >= 0).sum())
+
+
+def test_samples_are_the_same_for_the_same_weights_and_leave_out_prompts_beyond_the_context():
+    tokenizer = byte_tokenizer()
+
+    def drawn(sequence_len: int) -> list[tuple[str, str]]:
+        model = talking_model(range(97, 123), sequence_len)
+        return [(sample["prompt"], sample["text"]) for sample in draw_samples(model, tokenizer)]
+
+    first = drawn(256)
+    assert first == drawn(256)
+    assert tuple(prompt for prompt, _ in first) == PROMPTS
+    assert {len(text) for _, text in first} == {MAX_TOKENS}
+    assert len(set(first[0][1])) > 5  # drawn, not the likeliest letter each time
+    short = drawn(19)  # a prompt has a token per byte, and one before it
+    assert {prompt: len(text) for prompt, text in short} == {
+        prompt: 19 - 1 - len(prompt) for prompt in PROMPTS if len(prompt) < 18
+    }

@@ -195,6 +195,7 @@ def test_train_bits_per_byte_are_of_text_that_the_run_has_read_and_packing_is_th
     documents = found["val_documents"]
     assert documents["corpus"] == corpus.fingerprint
     assert sum(documents["bytes"]) == expected.bytes
+    assert counts["val"]["documents"] == len(set(documents["number"])) > 9
     assert sum(documents["nats"]) == pytest.approx(expected.nats, rel=1e-5)
 
     other = tmp_path / "other"

@@ -12,8 +12,10 @@ from rank_worlds import run_training
 from world import make_text, make_tokenizer
 
 from nanogka.common.digest import digest_of_code
+from nanogka.data import open_corpus
 from nanogka.evaluate import core
 from nanogka.model import GPT, GPTConfig
+from nanogka.runs import read_config, write_config
 from nanogka.tokenizer import Tokenizer
 from scripts.base_eval import main
 
@@ -205,6 +207,18 @@ def test_other_text_at_the_same_path_and_other_code_are_measured_again(measure, 
             "nanogka.common.digest.digest_of_code", lambda name, known=known, own=package: f"{name == own}{known(name)}"
         )
         assert measure(*flags)[0]["made_from"] != second["made_from"]
+
+
+def test_text_that_has_changed_since_the_training_gets_a_note(measure, base):
+    shutil.copytree(base / "runs/tiny", base / "runs/noted")
+    config = read_config(base / "runs/noted")
+    footers = open_corpus(base / "text").footers
+    for recorded, noted in ((footers, False), ("0" * 64, True)):
+        write_config(base / "runs/noted", config | {"run": {"kind": "base", "footers": recorded}})
+        document, out = measure("--run", "noted", "--eval", "bpb", "--split-tokens", "300")
+        note = f"{base / 'text'} holds other text than when the run was trained on it"
+        assert (note in document["notes"], note in out) == (noted, noted)
+    shutil.rmtree(base / "runs/noted")
 
 
 def test_a_stopped_evaluation_continues_with_the_first_unfinished_task(

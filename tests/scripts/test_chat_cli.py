@@ -103,6 +103,13 @@ def test_a_reader_that_leaves_early_is_no_error_and_an_interrupt_says_so(base):
     assert (first.wait(30), second.returncode) == (0, 130)
 
 
+def test_without_a_run_the_chat_model_replies_and_not_the_later_base_model(base, reply):
+    make_run(base, kind="chat")
+    save_run(base / "runs" / "later", talking_model([97]))
+    assert "d3-tiny, step 7:" in reply("-p", "a", "--max-tokens", "1")[2]
+    assert "later, step 7:" in reply("-p", "a", "--max-tokens", "1", "--run", "later")[2]
+
+
 def test_examples_of_the_run_are_answered_each_alone(base, reply):
     folder = make_run(base, kind="chat")
     greedy = ["--temperature", "0", "--max-tokens", "12", "--dtype", "float32"]

@@ -119,7 +119,7 @@ def test_a_validation_says_its_tokens_and_its_error(base, flags, capsys):
 def test_the_best_checkpoint_is_the_kept_one_with_the_lowest_finite_validation(tmp_path):
     for step in (10, 20, 30, 40):
         (tmp_path / f"step_{step:06}").mkdir()
-    lines = {5: 0.5, 10: 1.30, 20: 1.00, 30: 1.04, 40: float("nan")}  # step 5 is not kept
+    lines = {5: 0.5, 10: float("nan"), 20: 1.00, 30: 1.04, 40: 1.30}  # step 5 is not kept
     lines = {step: {"val_bpb": value, "val_bpb_se": 0.05, "val_tokens": 16300} for step, value in lines.items()}
     expected = "best checkpoint kept: step 20, val_bpb 1.0000 ± 0.0500 SE (16,300 tokens)"
     assert describe_best(tmp_path, "val_bpb", lines) == expected

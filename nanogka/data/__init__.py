@@ -8,17 +8,20 @@ from nanogka.data.corpus import Corpus, read_manifest
 from nanogka.data.embedded import embedded_corpus
 from nanogka.data.hub_corpora import HUB_CORPORA
 from nanogka.data.own_text import find_files, left_out, text_corpus
+from nanogka.data.wheels import docstring_corpus
 
 
 def open_corpus(path: str | Path) -> Corpus:
     """Open the corpus that `--data` names. Raises ValueError that names a damaged file.
 
-    `embedded` is built on first use. `fineweb-edu` and `climbmix` mean all their fetched shards. A folder holds
-    `.parquet` shards (a column `text`; the last shard by name is validation), or a single one, text and `.jsonl` files,
-    which are split by document.
+    `embedded` and `docstrings` are built on first use. `fineweb-edu` and `climbmix` mean all their fetched shards. A
+    folder holds `.parquet` shards (a column `text`; the last shard by name is validation), or a single one, text and
+    `.jsonl` files, which are split by document.
     """
     if str(path) == "embedded":
         return Corpus(embedded_corpus(), note=f", from Python {platform.python_version()}")
+    if str(path) == "docstrings":
+        return Corpus(docstring_corpus(), name="docstrings")
     if known := HUB_CORPORA.get(str(path)):
         path = known.folder
         if not path.is_dir():
@@ -26,7 +29,7 @@ def open_corpus(path: str | Path) -> Corpus:
             raise ValueError(f"data: got {known.name!r}, but {path} does not exist; {hint}")
     path = expand_path(path)
     if not path.exists():
-        names = ", ".join(("embedded", *HUB_CORPORA))
+        names = ", ".join(("embedded", "docstrings", *HUB_CORPORA))
         raise ValueError(f"data: got {str(path)!r}, which does not exist; expected {names}, a folder or a text file")
     files = find_files(path)
     # A folder with a manifest is one of shards, of which all but one may be missing.

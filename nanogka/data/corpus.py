@@ -46,8 +46,10 @@ class Corpus:
 
     Only the footers are read when it is opened: 240 shards of FineWeb-Edu have 24 GB. `fingerprint` (SHA-256, hex)
     identifies the corpus in loader states, runs and studies. It covers name, size, row counts and recorded SHA-256 of
-    each shard. `footers` (SHA-256, hex) covers the footers, which hold the smallest and largest text of each row group.
-    So it notices most changes of a text that leave the file's size alone. Raises ValueError that names a damaged file.
+    each shard. A manifest may record the SHA-256 of a shard's documents. It replaces the file's size and SHA-256, which
+    depend on the version of pyarrow. `footers` (SHA-256, hex) covers the footers, which hold the smallest and largest
+    text of each row group. So it notices most changes of a text that leave the file's size alone. Raises ValueError
+    that names a damaged file.
     """
 
     def __init__(
@@ -86,7 +88,10 @@ class Corpus:
                 raise ValueError(
                     f"{file}: has {size:,} bytes, {MANIFEST} says {record['size']:,}; fetch or make it again"
                 )
-            digest.update(f"{file.name}\0{size}\0{rows}{record.get('sha256', '')}\n".encode())
+            identity, tail = record.get("documents_sha256"), ""
+            if identity is None:
+                identity, tail = size, record.get("sha256", "")
+            digest.update(f"{file.name}\0{identity}\0{rows}{tail}\n".encode())
             footers.update(hashlib.sha256(raw).digest())
         self.fingerprint, self.footers = digest.hexdigest(), footers.hexdigest()
         sizes, shards, groups = np.array(table, np.int64).reshape(-1, 3).T

@@ -13,6 +13,7 @@ Document = tuple[float, float]  # (nats, UTF-8 bytes) of one document under a mo
 
 LEVEL = 0.95
 Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
+FEW_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)  # quantiles for 1, 2, … degrees of freedom
 # The standard error itself is estimated. From fewer documents, and with lengths that differ, it is worth little.
 FEWEST_DOCUMENTS = 10
 
@@ -82,10 +83,12 @@ def _around(value: float, terms: Sequence[float]) -> Interval:
 
 
 def student_quantile(freedom: int) -> float:
-    """97.5 % quantile of Student's t for at least 9 degrees of freedom, right to 0.001.
+    """97.5 % quantile of Student's t, right to 0.001.
 
-    The expansion in powers of 1 / freedom of Abramowitz and Stegun, 26.7.5.
+    From 9 degrees of freedom on, it is the expansion in powers of 1 / freedom of Abramowitz and Stegun, 26.7.5.
     """
+    if freedom <= len(FEW_T):
+        return FEW_T[freedom - 1]
     z, v = Z, freedom
     terms = (
         z,

@@ -1,11 +1,12 @@
-"""The lead of one family over others, paired by seed: at equal FLOPs, at equal computed time, and at equal tokens.
+"""The lead of one family over others, paired by seed, where both have spent equally much.
 
 A grid names the family (`subject`) and the families that it is compared with (`controls`). The runs of a seed read the
-same text in the same order, so their difference varies less than either loss. The three axes answer three questions:
+same text in the same order, so their difference varies less than either loss. The axes answer different questions:
 
     flops    the two runs of a size: the same training FLOPs
     tokens   the subject after as many training tokens as a run of the control
     time     the subject after as much time, if the grid gives the `time` per token of both families
+    horizon  the subject after as many tokens per parameter of matrices and lm_head as a run of the control
 
 A study trains at a few budgets, so the subject rarely has a run of just these tokens. Its loss is then interpolated
 linearly in log tokens between its own runs of this seed and depth, each at the best rate of its size. A subject with
@@ -25,7 +26,12 @@ from nanogka.common.formatting import markdown_table
 from nanogka.plots.style import DARK_STYLE, DASHED, GREY, STYLE, cost_axis, new_figure, on_dark, save
 from nanogka.study.summary import Summary, half_interval, plus_minus
 
-COMPARISONS = {"flops": "equal training FLOPs", "time": "equal computed time", "tokens": "equal training tokens"}
+COMPARISONS = {
+    "flops": "equal training FLOPs",
+    "time": "equal computed time",
+    "tokens": "equal training tokens",
+    "horizon": "equal tokens per parameter",
+}
 SAME = 0.01  # tokens that differ by less than this share count as equal: budgets end in whole steps
 LOSSES = ("val_bpb", "confirm_bpb")
 
@@ -33,8 +39,8 @@ LOSSES = ("val_bpb", "confirm_bpb")
 def find_leads(summary: Summary) -> pd.DataFrame:
     """Return one row per control, axis, size and seed with the differences of both losses, or an empty frame.
 
-    Columns: control (label), color, axis, size (of the run that is not interpolated), seed, tokens_per_parameter (the
-    subject's), val_bpb and confirm_bpb (subject minus control).
+    Columns: control (label), color, axis, size (of the run that is not interpolated), seed, parameters and
+    tokens_per_parameter (the subject's), control_tokens_per_parameter, val_bpb and confirm_bpb (subject minus control).
     """
     grid, sound, rows = summary.grid, summary.sound, []
     for name in grid.controls if grid.subject else ():
@@ -46,7 +52,9 @@ def find_leads(summary: Summary) -> pd.DataFrame:
                 continue
             for axis, size, subject, control in _pairs(mine[grid.subject], mine[name], time[grid.subject], time[name]):
                 row = {"control": family.label, "color": family.color or GREY, "axis": axis, "size": size, "seed": seed}
+                row["parameters"] = mine[grid.subject]["parameters"].iloc[0]
                 row["tokens_per_parameter"] = subject["tokens_per_parameter"]
+                row["control_tokens_per_parameter"] = control["tokens_per_parameter"]
                 rows.append(row | {loss: subject[loss] - control[loss] for loss in LOSSES})
     return pd.DataFrame(rows)
 
@@ -57,9 +65,11 @@ def _pairs(
     """Yield (axis, size, subject, control) of one seed and depth: runs, or points between runs."""
     for size in controls["size"][controls["size"].isin(subjects["size"])]:
         yield "flops", size, *(runs[runs["size"] == size].iloc[0] for runs in (subjects, controls))
-    ratios = {"tokens": 1.0}
+    # Tokens of the subject per token of the control.
+    parameters = [(runs["tokens"] / runs["tokens_per_parameter"]).iloc[0] for runs in (subjects, controls)]
+    ratios = {"tokens": 1.0, "horizon": parameters[0] / parameters[1]}
     if subject_time and control_time:
-        ratios["time"] = control_time / subject_time  # tokens of the subject per token of the control
+        ratios["time"] = control_time / subject_time
     # The family with several lengths is the one to interpolate.
     backwards = len(subjects) == 1
     fixed, moving = (subjects, controls) if backwards else (controls, subjects)
@@ -92,7 +102,7 @@ def summarize(leads: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (control, axis, size), part in leads.groupby(["control", "axis", "size"], sort=False):
         row = {"control": control, "color": part["color"].iloc[0], "axis": axis, "size": size, "seeds": len(part)}
-        row["tokens_per_parameter"] = part["tokens_per_parameter"].mean()
+        row |= {name: part[name].mean() for name in ("tokens_per_parameter", "control_tokens_per_parameter")}
         for loss in LOSSES:
             row |= {loss: part[loss].mean(), f"{loss}_interval": half_interval(part[[loss]]).iloc[0]}
         rows.append(row)
@@ -111,16 +121,17 @@ def lead_section(summary: Summary) -> list[str]:
     for axis, title in COMPARISONS.items():
         for _, row in means[means["axis"] == axis].iterrows():
             values = [plus_minus(row[loss], row[f"{loss}_interval"], sign="+") for loss in LOSSES]
-            cells = [title, row["control"], row["size"], f"{row['tokens_per_parameter']:.2f}", str(row["seeds"])]
+            ratios = [f"{row[name]:.2f}" for name in ("tokens_per_parameter", "control_tokens_per_parameter")]
+            cells = [title, row["control"], row["size"], *ratios, str(row["seeds"])]
             rows.append([*cells, *values])
-    headings = ["at", "compared with", "size", "tokens / parameter", "seeds"]
+    headings = ["at", "compared with", "size", "tokens / parameter", "of the other", "seeds"]
     headings += [summary.grid.val_name, summary.grid.confirm_name]
     text = (
         f"Bits per byte of {label} minus those of another family, paired by seed, with the 95 % interval of the mean "
         "(t distribution). Negative numbers are in favor of "
-        f"{label}. A number without ± comes from one seed. Tokens per parameter are those of {label}. At equal tokens "
-        f"and at equal time, the loss of {label} is interpolated in log tokens between its own runs where it has no "
-        "run of this length, or the other family's loss where it has several lengths and "
+        f"{label}. A number without ± comes from one seed. Tokens per parameter are those of {label}, then those of "
+        f"the other family. Except at equal FLOPs, the loss of {label} is interpolated in log tokens between its own "
+        "runs where it has no run of this length, or the other family's loss where it has several lengths and "
         f"{label} one."
     )
     return [f"## Lead of {label}", text, markdown_table(headings, rows, left=3)]
@@ -132,22 +143,23 @@ def plot_leads(summaries: list[Summary], path: Path, style: dict = STYLE) -> Pat
     A dot is a seed, a bar the 95 % interval of the mean of at least three seeds. Two seeds have an interval of nine
     standard deviations, which would only hide the dots. None without a difference.
     """
-    drawn = [(summary, leads) for summary in summaries if len(leads := find_leads(summary))]
+    drawn = [(summary.grid, leads) for summary in summaries if len(leads := find_leads(summary))]
     if not drawn:
         return None
-    subject = drawn[0][0].grid.families[drawn[0][0].grid.subject].label
-    everything = pd.concat([leads for _, leads in drawn])
-    axes_shown = [axis for axis in COMPARISONS if axis in set(everything["axis"])]
+    grid = drawn[0][0]
+    subject = grid.families[grid.subject].label
+    axes_shown = [axis for axis in COMPARISONS if any(axis in set(leads["axis"]) for _, leads in drawn)]
     with rc_context(style):
         title = f"How far {subject} is ahead of attention, by length of training"
         note = (
             f"Bits per byte of {subject} minus those of attention, paired by seed. Below zero, {subject} is better. "
-            "One dot per seed; a bar is the 95 % interval of the mean of three or more seeds. Lines join means."
+            "One dot per seed; a bar is the 95 % interval of the mean of three or more seeds. Lines join means. "
+            "A thin line leads to the tokens per parameter of attention."
         )
-        figure = new_figure(11, 4.8, title, note)
+        figure = new_figure(3.5 * len(axes_shown), 4.8, title, note)
         panels = figure.subplots(1, len(axes_shown), sharex=True, sharey=True, squeeze=False)[0]
         handles: dict[str, Line2D] = {}
-        for summary, leads in drawn:
+        for _, leads in drawn:
             means = summarize(leads)
             for panel, axis in zip(panels, axes_shown):
                 for control, part in leads[leads["axis"] == axis].groupby("control", sort=False):
@@ -156,15 +168,18 @@ def plot_leads(summaries: list[Summary], path: Path, style: dict = STYLE) -> Pat
                     line = line.sort_values("tokens_per_parameter")
                     panel.plot(part["tokens_per_parameter"], part["val_bpb"], "o", color=color, alpha=0.45, ms=4.5)
                     panel.plot(line["tokens_per_parameter"], line["val_bpb"], color=color, linewidth=1.2)
+                    ends = line["control_tokens_per_parameter"], line["tokens_per_parameter"]
+                    panel.hlines(line["val_bpb"], *ends, color=color, linewidth=0.7)
                     sure = line[line["seeds"] > 2]
                     bars = {"fmt": "_", "color": color, "capsize": 4, "linewidth": 2, "markersize": 11}
                     panel.errorbar(sure["tokens_per_parameter"], sure["val_bpb"], sure["val_bpb_interval"], **bars)
-                    label = f"{control} ({summary.grid.name})" if len(drawn) > 1 else control
+                    size = f"{part['parameters'].iloc[0] / 1e6:.1f} M parameters"
+                    label = f"{control} ({size})" if len(drawn) > 1 else control
                     handles[label] = Line2D([], [], color=color, marker="o", label=label)
         for panel, axis in zip(panels, axes_shown):
             panel.axhline(0, **DASHED)
             panel.set(title=f"at {COMPARISONS[axis]}", xlabel="training tokens per parameter")
             cost_axis(panel)
-        panels[0].set_ylabel(f"difference in bits per byte, {drawn[0][0].grid.val_name}")
+        panels[0].set_ylabel(f"difference in bits per byte, {grid.val_name}")
         panels[-1].legend(handles=list(handles.values()), loc="lower right", fontsize="x-small")
     return save(figure, path, style=style)

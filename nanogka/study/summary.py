@@ -3,12 +3,10 @@
 import pandas as pd
 
 from nanogka.common.formatting import MISSING
+from nanogka.evaluate.intervals import student_quantile
 from nanogka.model import model_costs
 from nanogka.study.grid import Grid, Job
 from nanogka.study.plan import Results, Trials, best_trial, try_rates
-
-# 97.5 % quantiles of Student's t for 2, 3, … seeds: two seeds need 12.7 standard errors for a 95 % interval, not 2.
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 class Summary:
@@ -53,8 +51,12 @@ class Summary:
 
 
 def half_interval(table: pd.DataFrame) -> pd.Series:
-    """Return half the width of the 95 % t interval of each column's mean. NaN for fewer than two seeds."""
-    return table.sem() * table.count().map(dict(enumerate(T95, 2)))
+    """Return half the width of the 95 % t interval of each column's mean. NaN for fewer than two seeds.
+
+    Two seeds need 12.7 standard errors, not 2.
+    """
+    quantiles = {seeds: student_quantile(seeds - 1) for seeds in table.count() if seeds > 1}
+    return table.sem() * table.count().map(quantiles)
 
 
 def scaling_parameters(job: Job, parameters: int) -> float:

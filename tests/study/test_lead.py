@@ -1,15 +1,17 @@
-"""The paired lead: against losses that are linear in log tokens, where interpolation is exact."""
+"""The paired lead: against losses that are linear in log tokens, where interpolation is exact, and a convex one."""
 
 import math
 
+import pandas as pd
 import pytest
 from study_fakes import grid_with, row
 
+from nanogka.model import model_costs
 from nanogka.study.plan import Results
 
 pytest.importorskip("pandas")
 from nanogka.study.lead import find_leads, lead_section, plot_leads, summarize  # noqa: E402
-from nanogka.study.summary import Summary  # noqa: E402
+from nanogka.study.summary import Summary, half_interval  # noqa: E402
 
 BUDGETS = {"a": 1e9, "b": 4e9, "c": 1.6e10}
 TOKENS = {"gka": {"a": 1000, "b": 4000, "c": 16000}, "baseline": {"a": 800, "b": 3200, "c": 12800}}
@@ -48,7 +50,7 @@ def expected(axis, size, seed):
 
 def test_differences_are_paired_by_seed_and_interpolated_in_log_tokens(summary):
     leads = find_leads(summary)
-    found = {(r.axis, r.size, r.seed): r.val_bpb for r in leads.itertuples()}
+    found = {(r.axis, r.size, r.seed): r.val_bpb for r in leads.itertuples() if r.axis != "horizon"}
     cases = [(axis, size, seed) for axis in ("flops", "tokens", "time") for size in BUDGETS for seed in NOISE]
     wanted = {case: value for case in cases if (value := expected(*case)) is not None}
     assert found == pytest.approx(wanted)
@@ -57,7 +59,7 @@ def test_differences_are_paired_by_seed_and_interpolated_in_log_tokens(summary):
 
 def test_a_subject_of_one_length_is_compared_with_the_control_between_its_runs(summary):
     summary.sound = summary.sound[(summary.sound["family"] == "baseline") | (summary.sound["size"] == "b")]
-    found = {(r.axis, r.size, r.seed): r.val_bpb for r in find_leads(summary).itertuples()}
+    found = {(r.axis, r.size, r.seed): r.val_bpb for r in find_leads(summary).itertuples() if r.axis != "horizon"}
     at = {"flops": 3200, "tokens": 4000, "time": 4000 * 4 / 5}  # tokens of the control
     cases = {
         (axis, "b", seed): loss("gka", 4000, seed) - loss("baseline", at[axis], seed) for axis in at for seed in NOISE
@@ -72,6 +74,43 @@ def test_the_mean_and_its_interval_are_those_of_the_differences(summary):
     assert row["val_bpb"] == pytest.approx(sum(differences) / 3)
     # Differences 0.01 apart have standard deviation 0.01; the t quantile of three seeds is 4.303.
     assert row["val_bpb_interval"] == pytest.approx(4.303 * 0.01 / math.sqrt(3))
+
+
+def test_a_convex_loss_of_three_unequal_lengths_and_four_seeds_gives_these_rows(tmp_path):
+    sizes = {name: {"depth": 1, "budget": budget, "seeds": [1, 2, 3, 4]} for name, budget in BUDGETS.items()}
+    families = {"baseline": {"flags": {"attention": "dot_product"}, "sizes": ["b", "c"]}}
+    families["gka"] = {"flags": {"attention": "gaussian"}}
+    grid = grid_with(tmp_path / "grid.yaml", sizes=sizes, families=families, subject="gka")
+    # Width 64 and 1,024 ids: W_O and an MLP are 9 · 64² parameters, W_Q, W_K and W_V 3 · 64², lm_head 1,024 · 64.
+    # So 102,400 of GKA's parameters count, and 114,688 of the baseline's.
+    tokens = {"gka": {"a": 102_400, "b": 409_600, "c": 3_276_800}, "baseline": {"b": 204_800, "c": 3_072_000}}
+    losses = {"gka": {"a": 5.0, "b": 4.2, "c": 3.8}, "baseline": {"b": 4.9, "c": 4.0}}
+    noise = {1: 0.0, 2: 0.02, 3: -0.01, 4: 0.03}  # of GKA: mean 0.01, standard deviation √(0.001 / 3)
+    rows = []
+    for family in tokens:
+        for size, seed in ((size, seed) for size in tokens[family] for seed in noise):
+            job = grid.job(family, size, seed)
+            parameters = model_costs(job.settings.config(1024)).total_parameters
+            facts = {"tokens": tokens[family][size], "parameters": parameters}
+            rows.append(row(job, losses[family][size] + (noise[seed] if family == "gka" else 0.0), **facts))
+    table = lead_section(Summary(grid, Results(rows)))[2]
+    # The quantile of four seeds is 3.182, so half of each interval is 3.182 · √(0.001 / 3) / 2 = 0.0290.
+    # At the baseline's 204,800 tokens, GKA has the mean of its first two losses, because 2 is the root of 4.
+    for cells in (
+        "equal training FLOPs | baseline | b | 4.00 | 1.79 | 4 | -0.6900",
+        "equal training FLOPs | baseline | c | 32.00 | 26.79 | 4 | -0.1900",
+        "equal training tokens | baseline | b | 2.00 | 1.79 | 4 | -0.2900",
+        "equal training tokens | baseline | c | 30.00 | 26.79 | 4 | -0.1776",  # 4.2 − 0.4 · log 7.5 / log 8 − 4 + 0.01
+        "equal tokens per parameter | baseline | b | 1.79 | 1.79 | 4 | -0.2246",  # 5 − 0.8 · log 1.7857 / log 4 − …
+        "equal tokens per parameter | baseline | c | 26.79 | 26.79 | 4 | -0.1558",  # 4.2 − 0.4 · log 6.6964 / log 8 − …
+    ):
+        assert f"| {cells} ± 0.0290 |" in table
+
+
+def test_eleven_seeds_have_an_interval():
+    losses = pd.DataFrame({"one": [float(i) for i in range(11)]})  # standard deviation √11, and t of 10 is 2.228
+    assert half_interval(losses)["one"] == pytest.approx(2.228, abs=1e-3)
+    assert half_interval(losses[:1]).isna().all()
 
 
 def test_the_report_and_the_figure_show_the_lead_only_where_a_subject_is_named(summary, tmp_path):

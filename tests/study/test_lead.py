@@ -81,9 +81,9 @@ def test_a_convex_loss_of_three_unequal_lengths_and_four_seeds_gives_these_rows(
     families = {"baseline": {"flags": {"attention": "dot_product"}, "sizes": ["b", "c"]}}
     families["gka"] = {"flags": {"attention": "gaussian"}}
     grid = grid_with(tmp_path / "grid.yaml", sizes=sizes, families=families, subject="gka")
-    # Width 64 and 1,024 ids: W_O and an MLP are 9 · 64² parameters, W_Q, W_K and W_V 3 · 64², lm_head 1,024 · 64.
-    # So 102,400 of GKA's parameters count, and 114,688 of the baseline's.
-    tokens = {"gka": {"a": 102_400, "b": 409_600, "c": 3_276_800}, "baseline": {"b": 204_800, "c": 3_072_000}}
+    # Width 128 and 1,024 ids: W_O and an MLP are 9 · 128² parameters, W_Q, W_K and W_V 3 · 128², lm_head 1,024 · 128.
+    # So 278,528 of GKA's parameters count, and 327,680 of the baseline's.
+    tokens = {"gka": {"a": 278_528, "b": 1_114_112, "c": 8_912_896}, "baseline": {"b": 557_056, "c": 8_355_840}}
     losses = {"gka": {"a": 5.0, "b": 4.2, "c": 3.8}, "baseline": {"b": 4.9, "c": 4.0}}
     noise = {1: 0.0, 2: 0.02, 3: -0.01, 4: 0.03}  # of GKA: mean 0.01, standard deviation √(0.001 / 3)
     rows = []
@@ -95,14 +95,14 @@ def test_a_convex_loss_of_three_unequal_lengths_and_four_seeds_gives_these_rows(
             rows.append(row(job, losses[family][size] + (noise[seed] if family == "gka" else 0.0), **facts))
     table = lead_section(Summary(grid, Results(rows)))[2]
     # The quantile of four seeds is 3.182, so half of each interval is 3.182 · √(0.001 / 3) / 2 = 0.0290.
-    # At the baseline's 204,800 tokens, GKA has the mean of its first two losses, because 2 is the root of 4.
+    # At the baseline's 557,056 tokens, GKA has the mean of its first two losses, because 2 is the root of 4.
     for cells in (
-        "equal training FLOPs | baseline | b | 4.00 | 1.79 | 4 | -0.6900",
-        "equal training FLOPs | baseline | c | 32.00 | 26.79 | 4 | -0.1900",
-        "equal training tokens | baseline | b | 2.00 | 1.79 | 4 | -0.2900",
-        "equal training tokens | baseline | c | 30.00 | 26.79 | 4 | -0.1776",  # 4.2 − 0.4 · log 7.5 / log 8 − 4 + 0.01
-        "equal tokens per parameter | baseline | b | 1.79 | 1.79 | 4 | -0.2246",  # 5 − 0.8 · log 1.7857 / log 4 − …
-        "equal tokens per parameter | baseline | c | 26.79 | 26.79 | 4 | -0.1558",  # 4.2 − 0.4 · log 6.6964 / log 8 − …
+        "equal training FLOPs | baseline | b | 4.00 | 1.70 | 4 | -0.6900",
+        "equal training FLOPs | baseline | c | 32.00 | 25.50 | 4 | -0.1900",
+        "equal training tokens | baseline | b | 2.00 | 1.70 | 4 | -0.2900",
+        "equal training tokens | baseline | c | 30.00 | 25.50 | 4 | -0.1776",  # 4.2 − 0.4 · log 7.5 / log 8 − 4 + 0.01
+        "equal tokens per parameter | baseline | b | 1.70 | 1.70 | 4 | -0.1962",  # 5 − 0.8 · log 1.7 / log 4 − …
+        "equal tokens per parameter | baseline | c | 25.50 | 25.50 | 4 | -0.1463",  # 4.2 − 0.4 · log 6.375 / log 8 − …
     ):
         assert f"| {cells} ± 0.0290 |" in table
 

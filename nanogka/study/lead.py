@@ -174,12 +174,12 @@ def plot_leads(summaries: list[Summary], path: Path, style: dict = STYLE) -> Pat
                     bars = {"fmt": "_", "color": color, "capsize": 4, "linewidth": 2, "markersize": 11}
                     panel.errorbar(sure["tokens_per_parameter"], sure["val_bpb"], sure["val_bpb_interval"], **bars)
                     size = f"{part['parameters'].iloc[0] / 1e6:.1f} M parameters"
-                    label = f"{control} ({size})" if len(drawn) > 1 else control
+                    label = f"{control}\n({size})" if len(drawn) > 1 else control
                     handles[label] = Line2D([], [], color=color, marker="o", label=label)
         for panel, axis in zip(panels, axes_shown):
             panel.axhline(0, **DASHED)
             panel.set(title=f"at {COMPARISONS[axis]}", xlabel="training tokens per parameter")
             cost_axis(panel)
         panels[0].set_ylabel(f"difference in bits per byte, {grid.val_name}")
-        panels[-1].legend(handles=list(handles.values()), loc="lower right", fontsize="x-small")
+        panels[-1].legend(handles=list(handles.values()), loc="lower right", fontsize="xx-small")
     return save(figure, path, style=style)

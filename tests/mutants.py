@@ -33,12 +33,12 @@ MUTANTS = [
     M("scripts/gka.py", "min(step / 300, 1)", "1", "tests/scripts/test_gka.py"),
     # ---- model ----
     M(
-        "nanogka/model/accounting.py",
+        "nanogka/model/measure.py",
         "counted = 3 * forward_flops",
         "counted = 2 * forward_flops",
         "tests/model/test_accounting.py",
     ),
-    M("nanogka/model/accounting.py", "> FLOPS_TOLERANCE:", "> 3:", "tests/study/test_runner.py"),
+    M("nanogka/model/measure.py", "> FLOPS_TOLERANCE:", "> 3:", "tests/study/test_runner.py"),
     M(
         "nanogka/model/mixers/dot_product.py",
         '"successor key", initial=k[:, :1]',
@@ -209,6 +209,6 @@ MUTANTS = [
         "tests/tasks/test_skills.py",
     ),
     M("tasks/chat_data.py", "repr((name, seed, ", "repr((name, ", "tests/tasks/test_chat_data.py"),
-    M("nanogka/train/chat.py", "EXAMPLES: examples_text(questions),", "", "tests/train/test_chat.py"),
+    M("nanogka/train/chat.py", ", EXAMPLES: examples_text(questions)", "", "tests/train/test_chat.py"),
     M("tasks/dates.py", "400 if year % 100 == 0 else 4", "4", "tests/tasks/test_skills.py"),
 ]

@@ -18,8 +18,9 @@ from world import make_text, make_tokenizer
 
 from nanogka.attention import softmax_attention
 from nanogka.export.config import network_config
-from nanogka.model import GPT, MIXERS, GPTConfig, Mixer, Option, check_flops, model_costs, register_mixer
+from nanogka.model import GPT, MIXERS, GPTConfig, Mixer, Option, model_costs, register_mixer
 from nanogka.model.layers import Linear, prepend_history
+from nanogka.model.measure import check_flops
 from nanogka.study.grid import read_grid
 from scripts import base_train, model_info, report
 

@@ -1,6 +1,6 @@
 """Configuration, network, token mixers, decode cache and accounting."""
 
-from nanogka.model.accounting import ModelCosts, activation_bytes, check_flops, measure_mixers, model_costs
+from nanogka.model.accounting import ModelCosts, activation_bytes, model_costs
 from nanogka.model.config import SNAPSHOTS, GPTConfig
 from nanogka.model.gpt import GPT
 from nanogka.model.kv_cache import KVCache, LayerCache
@@ -23,8 +23,6 @@ __all__ = [
     "ParameterGroup",
     "activation_bytes",
     "attention_name",
-    "check_flops",
-    "measure_mixers",
     "model_costs",
     "mixer_options",
     "mixer_pattern",

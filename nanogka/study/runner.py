@@ -27,7 +27,8 @@ from nanogka.common.files import base_dir, read_json
 from nanogka.common.formatting import plain_table, scientific
 from nanogka.data import open_corpus
 from nanogka.data.loader import MIN_STREAMS
-from nanogka.model import check_flops, model_costs
+from nanogka.model import model_costs
+from nanogka.model.measure import check_flops
 from nanogka.runs import Run, read_config
 from nanogka.study.grid import Grid, Job
 from nanogka.study.plan import Plan, Results, append_row, plan_jobs, read_results

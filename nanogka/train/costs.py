@@ -10,7 +10,8 @@ import torch
 
 from nanogka.common.formatting import byte_size, duration, gigabytes, number, plain_table, scientific
 from nanogka.common.runtime import ASSUMED_MFU
-from nanogka.model import GPT, GPTConfig, activation_bytes, attention_name, measure_mixers, model_costs
+from nanogka.model import GPT, GPTConfig, activation_bytes, attention_name, model_costs
+from nanogka.model.measure import measure_mixers
 from nanogka.train.budget import TrainingBudget, plan_budget
 from nanogka.train.optimizer import optimizer_state_bytes
 from nanogka.train.plan import TrainPlan
@@ -69,7 +70,7 @@ def format_costs(costs: dict) -> str:
 
 
 def describe_measured(config: GPTConfig) -> list[dict]:
-    """What `model.measure_mixers` finds, as a part of the JSON document."""
+    """What `measure_mixers` finds, as a part of the JSON document."""
     return [asdict(one) | {"deviation": one.deviation} for one in measure_mixers(config)]
 
 

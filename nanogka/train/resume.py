@@ -13,10 +13,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nanogka.checkpoint import latest_valid, list_checkpoints, load_checkpoint, load_weights, step_of
+from nanogka.checkpoint import STATE, latest_valid, list_checkpoints, load_checkpoint, load_weights, step_of
 from nanogka.common.cli import flag_name
 from nanogka.common.errors import differences
-from nanogka.common.formatting import gigabytes
+from nanogka.common.formatting import gigabytes, shorten
 from nanogka.model import GPT
 from nanogka.runs import METRICS, read_metrics
 from nanogka.train.costs import checkpoint_bytes, checkpoints_at_once, free_bytes
@@ -157,7 +157,16 @@ def restore(start: Start, plan: TrainPlan, model: GPT, optimizer: ShardedOptimiz
     checkpoint = load_checkpoint(start.checkpoint)
     load_weights(model, checkpoint.weights, f"resume: {start.checkpoint}")
     optimizer.load_state_dict(checkpoint.optimizer)
-    saved: dict[str, Any] = {f.name: checkpoint.state[f.name] for f in fields(LoopState) if f.name in checkpoint.state}
     # Checkpoints of earlier versions do not have the tokens: their steps all had as many as planned.
-    saved.setdefault("tokens", checkpoint.step * plan.budget.total_batch_size)
-    return LoopState(**saved)
+    tokens = {"tokens": checkpoint.step * plan.budget.total_batch_size}
+    return read_state(tokens | checkpoint.state, f"resume: {start.checkpoint / STATE}")
+
+
+def read_state(saved: dict[str, Any], source: str) -> LoopState:
+    """The loop's part of a checkpoint. Raises ValueError, which begins with `source`, for values of another kind."""
+    known = {f.name: saved[f.name] for f in fields(LoopState) if f.name in saved}
+    for name, value in known.items():
+        kind = dict if name == "loader" else float if name in ("smooth_loss", "seconds") else int
+        if not (type(value) is kind or (kind is float and type(value) is int)):
+            raise ValueError(f"{source}: {name}: got {shorten(repr(value))}, expected {kind.__name__}")
+    return LoopState(**known)

@@ -1,5 +1,10 @@
-"""The files that a run writes: config.yaml, metrics.jsonl and checkpoints. Only rank 0 writes."""
+"""The files that a run writes: config.yaml, metrics.jsonl and checkpoints. Only rank 0 writes.
 
+A line of `metrics.jsonl` is one JSON object with `kind` and `step` (finished updates). A resumed run drops the lines
+that it will write again, so that a step appears once.
+"""
+
+import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -13,14 +18,47 @@ import torch
 
 from nanogka import backends
 from nanogka.checkpoint import Checkpoint, delete_checkpoint, list_checkpoints, remove_partial, step_of
-from nanogka.common.files import atomic_write
+from nanogka.common.files import annotate_oserror, atomic_write
 from nanogka.model import attention_name
 from nanogka.runs import METRICS, read_metrics, write_config
 from nanogka.train.async_checkpoint import CheckpointError, CheckpointWriter
-from nanogka.train.metrics import MetricsLog, Progress, describe_numbers
 from nanogka.train.plan import TrainPlan
+from nanogka.train.progress import Progress, describe_numbers
 from nanogka.train.resume import LoopState
-from nanogka.train.trackers import open_tracker
+from nanogka.train.trackers import Log, open_tracker
+
+KINDS_WRITTEN_AFTER_SAVING = ("eval", "skip")
+
+
+class MetricsLog:
+    """Appends to a `metrics.jsonl` and hands the numbers to a tracker.
+
+    A resumed run keeps the lines of the first `resume_step` steps; None starts an empty file.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None = None, track: Log | None = None) -> None:
+        if resume_step is None:
+            path.write_text("")
+        else:
+            kept = [line for line in read_metrics(path) if _precedes(line, resume_step)]
+            atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))
+        self._path, self._file = path, path.open("ab", buffering=0)  # a full disk fails at this write, not later
+        self._track = track
+
+    def write(self, kind: str, step: int, **values: object) -> None:
+        with annotate_oserror(self._path):
+            self._file.write((json.dumps({"kind": kind, "step": step, **values}) + "\n").encode())
+        if self._track is not None and kind != "run":
+            self._track(step, {f"{kind}/{name}": v for name, v in values.items() if isinstance(v, int | float)})
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _precedes(line: dict, step: int) -> bool:
+    # A checkpoint is saved before the evaluations of its step, so those come again.
+    after = line["kind"] in KINDS_WRITTEN_AFTER_SAVING
+    return line["step"] < step if after else line["step"] <= step
 
 
 @dataclass

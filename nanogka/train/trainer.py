@@ -23,10 +23,10 @@ from nanogka.common.runtime import peak_memory
 from nanogka.common.signals import EXIT_CODES, StopRequest, stop_request
 from nanogka.data.loader import Batch
 from nanogka.model import GPT
-from nanogka.train.metrics import describe_numbers, rates
 from nanogka.train.optimizer import Schedule
 from nanogka.train.plan import TrainPlan
 from nanogka.train.profile import profiled
+from nanogka.train.progress import describe_numbers, rates
 from nanogka.train.resume import LoopState
 from nanogka.train.run_log import RunLog
 from nanogka.train.sharded_optimizer import ShardedOptimizer

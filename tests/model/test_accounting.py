@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from nanogka.model import GPT, GPTConfig, check_flops, measure_mixers, model_costs
+from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.model.layers import Linear, ShortConvolution
+from nanogka.model.measure import check_flops, measure_mixers
 from nanogka.model.mixers.gaussian import GaussianMixer
 
 COMMON = {"embedding": 41_943_040, "lm_head": 41_943_040, "resid_lambdas": 20, "x0_lambdas": 20}

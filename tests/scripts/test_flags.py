@@ -13,7 +13,7 @@ from nanogka.common.cli import flags_of
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "scripts").glob("[!_]*.py"))
 # Names that code gives the settings that it is handed.
-SETTINGS = ("settings", "s", "own", "given", "self", "rates", "lr", "sampling")
+SETTINGS = ("settings", "s", "own", "self", "rates", "lr", "params", "limits")
 
 
 def settings_of(script):

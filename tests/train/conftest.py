@@ -4,8 +4,12 @@ import random
 import shutil
 
 import pytest
-from training import die_before, train
+from generate_models import save_run
+from training import die_before, train, write_talk
 from world import make_text, make_tokenizer
+
+from nanogka.model import GPT, GPTConfig
+from nanogka.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +28,21 @@ def base(world, tmp_path, monkeypatch):
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return tmp_path
+
+
+@pytest.fixture
+def chat_base(base):
+    """The base folder, with a base model `tiny` of random weights in it."""
+    tokenizer = Tokenizer.load(base / "tokenizers" / "tiny")
+    model = GPT(GPTConfig(64, tokenizer.vocab_size, n_layer=2, n_head=1, n_embd=64), seed=1)
+    save_run(base / "runs" / "tiny", model, tokenizer=tokenizer, data="text")
+    return base
+
+
+@pytest.fixture
+def talk(base):
+    """A file of conversations."""
+    return write_talk(base / "talk.jsonl")
 
 
 def toy_flags(world):

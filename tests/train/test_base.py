@@ -3,8 +3,7 @@
 import pytest
 import torch
 import yaml
-from test_chat import chat_base, fine_tune, talk  # noqa: F401 (fixtures)
-from training import newest, train
+from training import fine_tune, newest, train
 
 from nanogka.checkpoint import save_checkpoint
 from nanogka.common.distributed import Ranks
@@ -40,7 +39,7 @@ def test_every_training_takes_the_defaults_of_the_models_network(kind, own, tmp_
         assert found == JULY | own | given
 
 
-def test_a_base_outside_of_the_runs_folder_is_found_again_on_resume(chat_base, talk, monkeypatch):  # noqa: F811
+def test_a_base_outside_of_the_runs_folder_is_found_again_on_resume(chat_base, talk, monkeypatch):
     (chat_base / "runs" / "tiny").rename(chat_base / "faraway")
     monkeypatch.chdir(chat_base)
     words = ["--data", talk, "--num-iterations", 1, "--lr-scale", 0, "--eval-every", 0, "--run", "far"]
@@ -51,7 +50,7 @@ def test_a_base_outside_of_the_runs_folder_is_found_again_on_resume(chat_base, t
         assert fine_tune(*words, *given, "--resume", "auto") == 0
 
 
-def test_weights_that_are_not_finite_are_no_start(chat_base, talk, capsys):  # noqa: F811
+def test_weights_that_are_not_finite_are_no_start(chat_base, talk, capsys):
     folder = chat_base / "runs" / "tiny" / "checkpoints"
     checkpoint = newest(folder.parent)
     checkpoint.weights["lm_head.weight"] = torch.full_like(checkpoint.weights["lm_head.weight"], torch.nan)
@@ -61,7 +60,7 @@ def test_weights_that_are_not_finite_are_no_start(chat_base, talk, capsys):  # n
     assert not (chat_base / "runs" / "tiny-chat").exists()
 
 
-def test_the_base_is_looked_for_before_the_network_is_asked(chat_base, monkeypatch, capsys):  # noqa: F811
+def test_the_base_is_looked_for_before_the_network_is_asked(chat_base, monkeypatch, capsys):
     monkeypatch.setattr(Hub, "load", lambda *_: pytest.fail("asked the hub"))
     assert fine_tune("--base", "nosuch", "--data", "smoltalk") == 2
     assert "chat_sft: --base: got 'nosuch'" in capsys.readouterr().err

@@ -8,51 +8,15 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from generate_models import save_run
-from training import newest, trace
+from training import fine_tune, newest, trace, write_talk
 
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.generate.engine import Engine
-from nanogka.model import GPT, GPTConfig
 from nanogka.runs import Run, SavedRun, find_run, load_run, write_config
-from nanogka.tokenizer import Tokenizer
 from nanogka.train.base import open_base
 from nanogka.train.chat import ChatSettings, with_defaults
 from nanogka.train.rl import RLSettings
-from scripts import chat_sft
 from tasks import chat_data
-
-WORDS = "--total-batch-size 256 --num-iterations 12 --lr-scale 1 --eval-every 5 --compile off --device cpu"
-FLAGS = WORDS.split()
-
-
-@pytest.fixture
-def chat_base(base):
-    """The base folder, with a base model `tiny` of random weights in it."""
-    tokenizer = Tokenizer.load(base / "tokenizers" / "tiny")
-    model = GPT(GPTConfig(64, tokenizer.vocab_size, n_layer=2, n_head=1, n_embd=64), seed=1)
-    save_run(base / "runs" / "tiny", model, tokenizer=tokenizer, data="text")
-    return base
-
-
-def write_talk(path, count=80, bad=()):
-    """A JSONL from which there is something to learn in a dozen steps."""
-    lines = []
-    for i in range(count):
-        question, answer = ("the cat", "a dog") if i % 2 else ("the river", "a house")
-        lines.append(json.dumps(Conversation.of(f"{question} {i}", answer).to_json()))
-    lines[10:10] = bad
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-@pytest.fixture
-def talk(base):
-    return write_talk(base / "talk.jsonl")
-
-
-def fine_tune(*words):
-    return chat_sft.main([*FLAGS, *map(str, words)])
 
 
 def test_fine_tuning_lowers_the_loss_and_leaves_a_chat_model_that_replies(chat_base, talk):

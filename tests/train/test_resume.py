@@ -14,6 +14,7 @@ from rank_worlds import run_training
 from training import losses, saved, train
 
 from nanogka.data import open_corpus
+from nanogka.train.resume import LoopState, read_state
 from scripts import base_train
 from scripts.tok_train import train_on_corpus
 
@@ -162,3 +163,13 @@ def test_ranks_with_other_settings_or_another_folder_are_refused(base, short, tm
             assert code == 2
             assert setting in said
     assert not list((base / "runs").glob("[!.]*"))
+
+
+@pytest.mark.parametrize(
+    "name, value", [("step", "3"), ("step", True), ("loader", [1]), ("loader", None), ("seconds", {}), ("skipped", 0.5)]
+)
+def test_a_state_of_another_kind_is_refused_with_its_place_named(name, value):
+    sound = {"step": 3, "tokens": 96, "loader": {}, "smooth_loss": 2.5, "seconds": 7, "skipped": 0, "saved": 1.0}
+    assert read_state(sound, "here") == LoopState(3, 96, {}, 2.5, 7, 0)
+    with pytest.raises(ValueError, match=f"^here: {name}: got .*, expected "):
+        read_state(sound | {name: value}, "here")

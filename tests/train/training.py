@@ -1,5 +1,6 @@
 """Starting runs in tests, and comparing what they leave."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -7,12 +8,13 @@ import torch
 from nanogka.checkpoint import latest_valid, list_checkpoints, load_checkpoint
 from nanogka.common.distributed import Ranks
 from nanogka.common.runtime import Hardware
+from nanogka.data.conversation import Conversation
 from nanogka.runs import read_metrics
 from nanogka.train.budget import plan_budget
 from nanogka.train.optimizer import Schedule
 from nanogka.train.plan import About, Machine, MicroBatch, TrainPlan
 from nanogka.train.run_log import RunLog
-from scripts import base_train
+from scripts import base_train, chat_sft
 
 CLOCK = set("tokens_per_second flops_per_second images_per_second seconds total_seconds".split())
 CLOCK |= {"data_wait", "created", "peak_memory"}
@@ -20,6 +22,23 @@ CLOCK |= {"data_wait", "created", "peak_memory"}
 
 def train(*words):
     return base_train.main([str(word) for word in words])
+
+
+def fine_tune(*words):
+    """Fine-tune in a dozen steps."""
+    flags = "--total-batch-size 256 --num-iterations 12 --lr-scale 1 --eval-every 5 --compile off --device cpu"
+    return chat_sft.main([*flags.split(), *map(str, words)])
+
+
+def write_talk(path, count=80, bad=()):
+    """A JSONL from which there is something to learn in a dozen steps."""
+    lines = []
+    for i in range(count):
+        question, answer = ("the cat", "a dog") if i % 2 else ("the river", "a house")
+        lines.append(json.dumps(Conversation.of(f"{question} {i}", answer).to_json()))
+    lines[10:10] = bad
+    path.write_text("\n".join(lines) + "\n")
+    return path
 
 
 def die_before(step, setattr=setattr):

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from nanogka.common.formatting import duration
-from nanogka.train import metrics
-from nanogka.train.metrics import Progress, evaluations_left
+from nanogka.train import progress
+from nanogka.train.progress import Progress, evaluations_left
 
 NONE = {"tokens": 0, "flops": 0}
 
@@ -15,7 +15,7 @@ NONE = {"tokens": 0, "flops": 0}
 def clock(monkeypatch):
     """`clock[0]` is the time in seconds."""
     now = [0.0]
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -1,55 +1,14 @@
-"""The log of a run: metrics.jsonl for programs, progress lines for people.
+"""Lines of progress for people: loss, speed, time left."""
 
-A line of `metrics.jsonl` is one JSON object with `kind` and `step` (finished updates). A resumed run drops the lines
-that it will write again, so that a step appears once.
-"""
-
-import json
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 
-from nanogka.common.files import annotate_oserror, atomic_write
 from nanogka.common.formatting import duration, si
 from nanogka.common.runtime import ASSUMED_MFU
-from nanogka.runs import read_metrics
-from nanogka.train.trackers import Log
 
-KINDS_WRITTEN_AFTER_SAVING = ("eval", "skip")
 MFU_STEPS = 20  # after which a speed below half of that is worth a warning
-
-
-class MetricsLog:
-    """Appends to a `metrics.jsonl` and hands the numbers to a tracker.
-
-    A resumed run keeps the lines of the first `resume_step` steps; None starts an empty file.
-    """
-
-    def __init__(self, path: Path, resume_step: int | None = None, track: Log | None = None) -> None:
-        if resume_step is None:
-            path.write_text("")
-        else:
-            kept = [line for line in read_metrics(path) if _precedes(line, resume_step)]
-            atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))
-        self._path, self._file = path, path.open("ab", buffering=0)  # a full disk fails at this write, not later
-        self._track = track
-
-    def write(self, kind: str, step: int, **values: object) -> None:
-        with annotate_oserror(self._path):
-            self._file.write((json.dumps({"kind": kind, "step": step, **values}) + "\n").encode())
-        if self._track is not None and kind != "run":
-            self._track(step, {f"{kind}/{name}": v for name, v in values.items() if isinstance(v, int | float)})
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _precedes(line: dict, step: int) -> bool:
-    # A checkpoint is saved before the evaluations of its step, so those come again.
-    after = line["kind"] in KINDS_WRITTEN_AFTER_SAVING
-    return line["step"] < step if after else line["step"] <= step
 
 
 def evaluations_left(every: int, step: int, total: int) -> int:

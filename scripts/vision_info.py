@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nanogka.common.cli import command, flag
 from nanogka.common.errors import Errors
-from nanogka.common.runtime import ASSUMED_MFU, PEAKS
+from nanogka.common.runtime import ASSUMED_MFU, GPUS
 
 GPU = "H100"
 
@@ -34,7 +34,7 @@ def body(settings: Settings, errors: Errors) -> None:
     sizes = tuple(settings.sizes.split(","))
     errors.require(set(sizes) <= set(SIZES), "--sizes", settings.sizes, f"names of {', '.join(SIZES)}")
     errors.raise_if_any()
-    peak = PEAKS[GPU][0]
+    peak = GPUS[GPU].peak_flops
     print(format_costs(table_costs(sizes), peak))
     print(f"\nHours: ImageNet-1k, {EPOCHS} epochs, one {GPU} at {ASSUMED_MFU:.0%} of {peak:.3g} FLOP/s.")
 

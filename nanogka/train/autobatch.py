@@ -8,7 +8,7 @@ import torch
 from nanogka.common.distributed import Ranks
 from nanogka.common.formatting import duration
 from nanogka.model import activation_bytes
-from nanogka.train.costs import checkpoint_bytes
+from nanogka.train.estimate import held_bytes
 from nanogka.train.plan import MicroBatch, TrainPlan
 from nanogka.train.sharded_optimizer import ShardedOptimizer
 from nanogka.train.trainer import LossFunction
@@ -21,12 +21,11 @@ def largest_batch(plan: TrainPlan, memory: int) -> MicroBatch:
 
     A try that fails costs the compilation of its graph, minutes in which all devices are idle.
     """
-    weights = 4 * plan.costs.total_parameters
-    kept = 2 * weights + (checkpoint_bytes(plan.config) - weights) / plan.machine.ranks.world_size
+    held = held_bytes(plan.config, plan.machine.ranks.world_size)
     batch, checkpointing, itemsize = plan.batch, plan.settings.activation_checkpointing, plan.machine.dtype.itemsize
     while batch.rows > 1:
         activations = activation_bytes(plan.config, batch.rows * batch.row_len, itemsize, checkpointing)
-        if activations is None or kept + activations < MEMORY_SHARE * memory:
+        if activations is None or held + activations < MEMORY_SHARE * memory:
             break
         batch = batch.smaller()
     return batch

@@ -1,21 +1,17 @@
 """Costs before anything is trained: of a configuration (scripts.model_info), and of a run (`--dry-run`)."""
 
 import math
-import shutil
 import time
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 
 import torch
 
 from nanogka.common.formatting import byte_size, duration, gigabytes, number, plain_table, scientific
-from nanogka.common.runtime import ASSUMED_MFU
-from nanogka.model import GPT, GPTConfig, activation_bytes, attention_name, model_costs
+from nanogka.model import GPTConfig, activation_bytes, attention_name, model_costs
 from nanogka.model.measure import measure_mixers
 from nanogka.train.budget import TrainingBudget, plan_budget
-from nanogka.train.optimizer import optimizer_state_bytes
+from nanogka.train.estimate import checkpoint_bytes, checkpoints_at_once, estimate_time, free_bytes, held_bytes
 from nanogka.train.plan import TrainPlan
-from nanogka.train.roofline import step_time
 
 LONG_CONTEXT = 8192
 
@@ -120,9 +116,8 @@ def describe_horizon(budget: TrainingBudget) -> str:
 
 def describe_plan_cost(plan: TrainPlan) -> str:
     """The expected time, memory and disk of the whole run in one line."""
-    weights, machine = 4 * plan.costs.total_parameters, plan.machine
-    saved = checkpoint_bytes(plan.config)
-    held = 2 * weights + (saved - weights) / machine.ranks.world_size
+    machine = plan.machine
+    held, saved = held_bytes(plan.config, machine.ranks.world_size), checkpoint_bytes(plan.config)
     memory = f"weights, gradients and optimizer state {gigabytes(held)} per device"
     if machine.device.type == "cuda" and machine.compile:
         positions, checkpointing = plan.batch.rows * plan.batch.row_len, plan.settings.activation_checkpointing
@@ -137,35 +132,11 @@ def describe_time(plan: TrainPlan) -> str:
     """The expected time of the steps of a run, without evaluations."""
     if not plan.about.fixed_tokens:
         return "the time depends on the length of the replies"
-    machine, devices = plan.machine, plan.machine.ranks.world_size
+    machine = plan.machine
     peak = machine.hardware.peak_flops or measure_matmul(machine.device, machine.dtype)
-    step = step_time(plan.config, machine.hardware, plan.budget.total_batch_size, devices)
-    seconds = plan.budget.num_iterations * step.total if step else plan.budget.flops / (ASSUMED_MFU * peak * devices)
-    mfu = plan.budget.flops / (seconds * peak * devices)
-    return f"about {duration(seconds)} of training at {mfu:.0%} of {peak:.2g} FLOP/s per device"
-
-
-# ---- of its checkpoints ----
-
-
-def checkpoint_bytes(config: GPTConfig) -> int:
-    """Size of a checkpoint: weights and optimizer state in float32."""
-    with torch.device("meta"):
-        state = optimizer_state_bytes(GPT(config))
-    return 4 * model_costs(config).total_parameters + state
-
-
-def checkpoints_at_once(plan: TrainPlan) -> int:
-    """The largest number of checkpoints on the disk: those that are kept, and one that is being written."""
-    every, total = plan.settings.save_every, plan.num_iterations
-    saved = -(-total // every) if every else 1
-    return min(plan.settings.keep + plan.settings.keep_best + 1, saved)
-
-
-def free_bytes(folder: Path) -> int:
-    """Free space on the disk of a folder, which need not exist yet."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    return shutil.disk_usage(existing).free
+    hardware = replace(machine.hardware, peak_flops=peak)
+    estimate = estimate_time(plan.config, plan.budget, hardware, machine.ranks.world_size)
+    return f"about {duration(estimate.seconds)} of training at {estimate.mfu:.0%} of {peak:.2g} FLOP/s per device"
 
 
 def measure_matmul(device: torch.device, dtype: torch.dtype) -> float:

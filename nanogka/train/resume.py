@@ -19,7 +19,7 @@ from nanogka.common.errors import differences
 from nanogka.common.formatting import gigabytes, shorten
 from nanogka.model import GPT
 from nanogka.runs import METRICS, read_metrics
-from nanogka.train.costs import checkpoint_bytes, checkpoints_at_once, free_bytes
+from nanogka.train.estimate import checkpoint_bytes, checkpoints_at_once, free_bytes
 from nanogka.train.plan import ADVICE, DATA_FINGERPRINTS, TrainPlan, check_folder
 from nanogka.train.sharded_optimizer import ShardedOptimizer
 

@@ -1,25 +1,36 @@
 """How long a training step takes on a GPU, by computation.
 
 A step is matrix products, element-wise kernels, attention, the loss and the update. Each part has an amount, counted
-on the model, and a rate, a share of the GPU's peak. The shares of products and of memory bandwidth are fitted to one
-published run, nanochat's first at depth 24. A run at depth 26 then comes out 3 % short (tests/train/test_roofline.py).
-Attention's shares are those of published measurements on an H100. **No number here was measured with this code.**
+on the model, and a rate, a share of the GPU's peak. The shares are fitted to published runs, for three families of
+GPUs. `scripts.plan_gpu --compare` shows what they give for these runs and for others (nanogka/bench/published.py).
+**No number here was measured with this code.**
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from nanogka.common.runtime import Hardware
+from nanogka.common.runtime import A100, GEFORCE, HOPPER, Hardware
 from nanogka.model import GPT, GPTConfig
 
-PRODUCTS = 680 / 989  # share of the peak FLOP/s that matrix products reach
-BANDWIDTH = 2.9 / 3.35  # share of the peak bytes/s that element-wise kernels reach
-# Shares of the peak FLOP/s of attention, forward and backward. FA4 is taken at FA3's measured rates.
-ATTENTION = {"FA2": (300 / 989, 200 / 989), "FA4": (560 / 989, 316 / 989)}
-FA4_GPUS = ("H100", "H200", "B200")
-UPDATE = 0.02  # seconds of the optimizers, in that run
-LINK = 330e9  # bytes/s of messages between GPUs
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of a GPU's peak FLOP/s."""
+
+    products: float
+    attention: dict[str, tuple[float, float]]  # forward and backward, by version of FlashAttention; the fastest first
+
+
+# Hopper's units outrun FlashAttention 2 and the power limit. FlashAttention 4 is taken at FA3's measured rates. The
+# nominal peak of a GeForce is half of what its units do, so products reach all of it.
+SHARES = {
+    HOPPER: Shares(710 / 989, {"FA4": (560 / 989, 316 / 989), "FA2": (300 / 989, 200 / 989)}),
+    A100: Shares(0.88, {"FA2": (0.62, 0.52)}),
+    GEFORCE: Shares(1.0, {"FA2": (0.80, 0.70)}),
+}
+BANDWIDTH = 2.95 / 3.35  # share of the peak bytes/s that element-wise kernels reach
+UPDATE = 0.01  # seconds of the optimizers, without messages
 # Element-wise traffic of a layer, in tensors of (positions, width) in 16 bits: counted by scripts.plan_gpu at depth 20.
 TRAFFIC = {"gaussian": 57, "successor": 82, "dot_product": 62}
 LOSS_PASSES = 4  # over the logits: written, scored, and read twice for the gradients
@@ -35,11 +46,12 @@ class StepTime:
     attention: float
     loss: float
     update: float
+    messages: float  # between GPUs
 
     @property
     def total(self) -> float:
         """Seconds of the step."""
-        return self.products + self.elementwise + self.attention + self.loss + self.update
+        return self.products + self.elementwise + self.attention + self.loss + self.update + self.messages
 
 
 def moved_bytes(config: GPTConfig, positions: float) -> float | None:
@@ -58,30 +70,38 @@ def attention_flops(config: GPTConfig, positions: float) -> float:
 
 
 def step_time(
-    config: GPTConfig, hardware: Hardware, tokens: int, devices: int = 1, moved: float | None = None
+    config: GPTConfig,
+    hardware: Hardware,
+    tokens: int,
+    devices: int = 1,
+    *,
+    moved: float | None = None,
+    flash_version: str = "",
 ) -> StepTime | None:
     """Time of a step of `tokens` tokens on `devices` GPUs; None if the hardware or a mixer's traffic is not known.
 
-    `moved` are the element-wise bytes of the tokens of one GPU, where they have been counted.
+    `moved` are the element-wise bytes of the tokens of one GPU, where they have been counted. `flash_version` is the
+    version of FlashAttention, the fastest of the GPU by default.
     """
-    mine = tokens / devices
+    mine, shares = tokens / devices, SHARES.get(hardware.family)
     moved = moved_bytes(config, mine) if moved is None else moved
-    if not hardware.peak_flops or not hardware.peak_bandwidth or moved is None:
+    if shares is None or not hardware.peak_flops or not hardware.peak_bandwidth or moved is None:
         return None
     with torch.device("meta"):
         groups = GPT(config).parameter_groups()
     sizes = {group: sum(p.numel() for p in members.values()) for group, members in groups.items()}
     products = 6 * mine * sum(size for group, size in sizes.items() if group.is_matmul)
     attention = attention_flops(config, mine)
-    version = "FA4" if any(name in hardware.name for name in FA4_GPUS) else "FA2"
-    forward, backward = (share * hardware.peak_flops for share in ATTENTION[version])
+    version = flash_version or next(iter(shares.attention))
+    forward, backward = (share * hardware.peak_flops for share in shares.attention[version])
     bandwidth = BANDWIDTH * hardware.peak_bandwidth
     # Gradients are summed on their owners in float32, and new weights are sent to all.
-    messages = 8 * sum(sizes.values()) / LINK if devices > 1 else 0.0
+    messages = 8 * sum(sizes.values()) / hardware.link if devices > 1 else 0.0
     return StepTime(
-        products=products / (PRODUCTS * hardware.peak_flops),
+        products=products / (shares.products * hardware.peak_flops),
         elementwise=moved / bandwidth,
         attention=attention / forward + BACKWARD * attention / backward,
         loss=LOSS_PASSES * 2 * mine * config.vocab_size / bandwidth,
-        update=UPDATE + messages,
+        update=UPDATE,
+        messages=messages,
     )

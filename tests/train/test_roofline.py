@@ -1,35 +1,147 @@
-"""The computed time of a step against runs that nanochat published, on 8 H100s in bfloat16 with FlashAttention-3."""
+"""The roofline against published runs, and what it counts."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from nanogka.common.runtime import PEAKS, Hardware
+from nanogka.bench.gpu_costs import Counted, plan_on_gpus
+from nanogka.bench.published import TOLERANCE, comparison, published_runs
+from nanogka.common.runtime import GPUS, Hardware, find_gpu
 from nanogka.model import GPTConfig
-from nanogka.train.roofline import LOSS_PASSES, attention_flops, step_time
+from nanogka.train.estimate import estimate_time
+from nanogka.train.roofline import attention_flops, step_time
+from scripts import plan_gpu
 
-H100 = Hardware("H100", *PEAKS["H100"])
-TOKENS = 65536  # of one GPU and step
-# Bytes of nanochat's element-wise kernels at depth 20 and width 1280, and of its loss, counted in Inductor's plan.
-NANOCHAT, NANOCHAT_LOSS = 265e9, 21e9
+ROOT = Path(__file__).parents[2]
+H100 = GPUS["H100"]
+DEPTH_20 = {"sequence_len": 2048, "vocab_size": 32768}
 
 
-@pytest.mark.parametrize("depth, seconds, tolerance", [
-    (24, 2**19 / 800e3, 0.01),  # the first entry of its leaderboard, to which the rates were fitted
-    (26, 2**19 / 630e3, 0.05),  # a run of its log
+@pytest.mark.parametrize("run", published_runs(), ids=lambda run: f"{run.name} on {run.gpu}")
+def test_published_steps_come_out(run):
+    assert run.source
+    if run.promised:
+        assert run.computed_ms() == pytest.approx(run.ms, rel=TOLERANCE)
+    else:
+        assert "micro-batches of 10,000" in run.note
+
+
+def test_the_comparison_tells_fitted_runs_from_those_held_out(capsys):
+    assert plan_gpu.main(["--compare"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.strip() == comparison()
+    lines = {kind: [line for line in printed.splitlines() if kind in line] for kind in ("fitted", "held out")}
+    runs = published_runs()
+    assert [len(lines["fitted"]), len(lines["held out"])] == [
+        sum(r.fitted for r in runs),
+        sum(not r.fitted for r in runs),
+    ]
+    assert any(re.search(r"d26, log +8 × H100 +held out +832 +\d{3} +0\.9\d", line) for line in lines["held out"])
+
+
+def test_messages_are_priced_by_the_link():
+    """Somebody measured a step of this size on two rented nodes: 702 ms with NVSwitch, 1,412 with PCIe."""
+    config = GPTConfig.from_depth(26, "dot_product", **DEPTH_20)
+    fast, slow = (step_time(config, GPUS[name], 2**19, 8) for name in ("H100", "H100 PCIe"))
+    assert slow.total > 1.8 * fast.total
+    assert fast.messages == pytest.approx(8 * 1_681_790_292 / 330e9)
+    assert step_time(config, GPUS["H100 PCIe"], 2**19, 1).messages == 0
+
+
+@pytest.mark.parametrize("name, known", [
+    ("NVIDIA H100 80GB HBM3", "H100"),
+    ("NVIDIA H100 PCIe", "H100 PCIe"),
+    ("NVIDIA GH200 480GB", "GH200"),
+    ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
+    ("NVIDIA A100-PCIE-40GB", "A100"),
+    ("NVIDIA L4", "L4"),
+    ("NVIDIA L40", None),
+    ("NVIDIA L40S", "L40S"),
+    ("NVIDIA A10G", "A10G"),
+    ("NVIDIA A10", None),
+    ("Tesla T4", "T4"),
+    ("NVIDIA T400", None),
+    ("NVIDIA RTX A1000 Laptop GPU", None),
+    ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+    ("NVIDIA GeForce RTX 4090 D", None),
+    ("NVIDIA GeForce RTX 4070 Ti SUPER", None),
+    ("NVIDIA GeForce RTX 5060 Ti", "RTX 5060 Ti"),
+    ("NVIDIA GB10", "GB10"),
+    ("NVIDIA B300 SXM6 AC", "B300"),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000"),
+    ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+    ("h100", "H100"),
 ])  # fmt: skip
-def test_published_steps_come_out(depth, seconds, tolerance):
-    config = GPTConfig.from_depth(depth, "dot_product", sequence_len=2048, vocab_size=32768)
-    moved = NANOCHAT * (depth * config.n_embd) / (20 * 1280) + NANOCHAT_LOSS - LOSS_PASSES * 2 * TOKENS * 32768
-    assert step_time(config, H100, TOKENS, moved=moved).total == pytest.approx(seconds, rel=tolerance)
+def test_a_gpu_is_found_by_whole_words(name, known):
+    assert find_gpu(name) == (GPUS[known] if known else None)
 
 
 def test_attention_counts_the_visible_pairs():
     config = GPTConfig.from_depth(2, "gaussian", sequence_len=8, vocab_size=300, window_pattern="SL")
     pairs = (1 + 2 + 3 + 4 + 5 * 4) + 8 * 9 / 2  # a window of 4 earlier positions, and none
-    assert attention_flops(config, 16) == 2 * 4 * config.n_embd * pairs
+    assert attention_flops(config, 8) == 4 * config.n_embd * pairs
 
 
 def test_unknown_hardware_and_mixers_have_no_time():
-    config = GPTConfig.from_depth(2, "gaussian", sequence_len=64, vocab_size=300)
+    config = GPTConfig.from_depth(2, "gaussian", sequence_len=8, vocab_size=300)
     assert step_time(config, Hardware("a CPU"), 1024) is None
-    assert step_time(GPTConfig.from_depth(2, "mixture", sequence_len=64, vocab_size=300), H100, 1024) is None
+    assert step_time(config, GPUS["T4"], 1024) is None
+    assert step_time(GPTConfig.from_depth(2, "mixture", sequence_len=8, vocab_size=300), H100, 1024) is None
     assert step_time(config, H100, 1024, devices=8).total < step_time(config, H100, 8 * 1024).total
+
+
+def test_without_a_roofline_the_time_is_that_of_the_assumed_share():
+    plan = plan_on_gpus("gaussian", GPTConfig.from_depth(20, "gaussian", **DEPTH_20), 32, H100, 8, 3.0, COUNTS)
+    unknown = replace(H100, family="")
+    time = estimate_time(plan.config, plan.budget, unknown, 8)
+    assert time.step is None
+    assert time.seconds == pytest.approx(6.7088e18 / (0.4 * 8 * 989e12), rel=1e-4)
+    assert time.mfu == pytest.approx(0.4)
+    assert time.price(3.0, 8) == pytest.approx(24 * time.seconds / 3600)
+
+
+# ---- the documents' tables ----
+
+COUNTS = Counted(390, 611, 190.9e9, 42.7e9)
+
+
+def rows_of(path, start):
+    """The cells of a Markdown table's rows that begin with a mixer, by mixer."""
+    section = (ROOT / path).read_text(encoding="utf-8").split(start, 1)[1].split("\n\n", 1)[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines()]
+    cells = [[row[0].removesuffix(" (baseline)").strip("`"), *row[1:]] for row in cells]
+    return {row[0]: row for row in cells if row[0] in ("gaussian", "successor", "dot_product")}
+
+
+@pytest.mark.parametrize("mixer", ["gaussian", "successor", "dot_product"])
+def test_times_and_prices_of_the_documents_follow_from_the_counts(mixer):
+    """The counts themselves are compared with the compiler's plan in tests/bench/test_gpu_plan.py."""
+    printed = rows_of("docs/RESULTS.md", "| mixer | fused kernels")[mixer]
+    fused, launches, moved, kept = (float(cell.replace(",", "")) for cell in printed[1:5])
+    counted = Counted(int(fused), int(launches), moved * 1e9, kept * 1e9)
+    plan = plan_on_gpus(mixer, GPTConfig.from_depth(20, mixer, **DEPTH_20), 32, H100, 8, 3.0, counted)
+    assert list(plan.row()) == printed
+    minutes = f"{plan.time.seconds / 60:.0f} min"
+    assert rows_of("docs/gpu-node.md", "| depth 20, 8 × H100")[mixer][2] == minutes
+    names = {"gaussian": "GKA (`gaussian`)", "successor": "`successor`", "dot_product": "baseline (`dot_product`)"}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (line,) = [line for line in readme.splitlines() if line.startswith(f"| {names[mixer]} | ") and "e9" in line]
+    assert line.split("|")[-2].strip() == minutes.replace("min", "minutes")
+
+
+def test_plan_gpu_prints_price_and_memory_of_all_gpus(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("nanogka.bench.gpu_costs.count_kernels", lambda config, rows: COUNTS)
+    assert plan_gpu.main(["--price", "3", "--json"]) == 0
+    printed = capsys.readouterr().out
+    seconds = plan_on_gpus("gaussian", GPTConfig.from_depth(20, "gaussian", **DEPTH_20), 32, H100, 8, 3.0, COUNTS)
+    dollars = 24 * seconds.time.seconds / 3600
+    assert 10 < dollars < 13
+    assert f", ${dollars:,.2f}" in printed
+    # Parameters in float32; Muon's momentum and AdamW's two moments, of which each GPU has an eighth.
+    assert re.search(r"checkpoint +3\.4 GB", printed)
+    assert plan_gpu.main(["--hardware", "t4"]) == plan_gpu.main(["--hardware", "h101"]) == 2
+    refused = capsys.readouterr().err
+    assert "--hardware: got 't4', expected Ampere or newer" in refused
+    assert "--hardware: got 'h101', expected B300" in refused

@@ -26,7 +26,8 @@
 #   EVAL_BUNDLE                         CORE evaluation bundle: folder, .zip, download or none; hub: for chat only
 #   CHAT                                conversations, as for --data of scripts.chat_sft; none: no fine-tuning
 #   TRACKER                             wandb, trackio or tensorboard
-#   TRAIN_FLAGS                         more flags for scripts.base_train
+#   TRAIN_FLAGS                         more flags for scripts.base_train; those about the machine, such as
+#                                       --allow-torch, also reach scripts.chat_sft
 #   GPUS                                number of GPUs to use (default: all; 0: the small run)
 #   STAGE                               prepare, train or after: only the steps before, on or after the GPUs
 set -euo pipefail
@@ -55,6 +56,18 @@ else
 fi
 settle # sets $tokenizer, and the flags of what comes from the network: $corpus_flags, $extra_flags, $talk_flags
 
+options=(--data "$DATA" --tokenizer "$tokenizer" --depth "$DEPTH" --sequence-len "$SEQUENCE_LEN" --seed "${SEED:-1}"
+    ${SHARDS:+--shards "$SHARDS"} ${NUM_ITERATIONS:+--num-iterations "$NUM_ITERATIONS"}
+    ${TOTAL_BATCH_SIZE:+--total-batch-size "$TOTAL_BATCH_SIZE"} ${TRACKER:+--tracker "$TRACKER"}
+    ${DEVICE_BATCH_SIZE:+--device-batch-size "$DEVICE_BATCH_SIZE"} $small ${TRAIN_FLAGS:-})
+
+# On a GPU, one process shows in seconds what will be trained, and whether the settings and the kernels work, before
+# anything is downloaded.
+for mixer in $ATTENTION; do
+    [ "$GPUS" = 0 ] || ! during train || step "plan the run" \
+        python -m scripts.base_train --device cuda --attention "$mixer" --run "$(name_run "$mixer")" "${options[@]}" --dry-run
+done
+
 # ---- 1. prepare: data and tokenizer, without a GPU ----
 # The tokenizer, a byte-level BPE, needs eight shards. The rest is downloaded while it is trained. The embedded corpus is
 # the documentation of the installed Python.
@@ -74,17 +87,10 @@ fi
 # The depth sets width, heads, number of steps and batch. The evaluation measures bits per byte, runs the tasks of the
 # CORE bundle if there is one, and draws samples.
 
-options=(--data "$DATA" --tokenizer "$tokenizer" --depth "$DEPTH" --sequence-len "$SEQUENCE_LEN" --seed "${SEED:-1}"
-    ${SHARDS:+--shards "$SHARDS"} ${NUM_ITERATIONS:+--num-iterations "$NUM_ITERATIONS"}
-    ${TOTAL_BATCH_SIZE:+--total-batch-size "$TOTAL_BATCH_SIZE"} ${TRACKER:+--tracker "$TRACKER"}
-    ${DEVICE_BATCH_SIZE:+--device-batch-size "$DEVICE_BATCH_SIZE"} $small ${TRAIN_FLAGS:-})
 trained=
 for mixer in $ATTENTION; do
     run=$(name_run "$mixer")
     if during train; then
-        # One process shows in seconds what will be trained, and whether the settings are right.
-        [ "$GPUS" = 0 ] || step "plan the run" \
-            python -m scripts.base_train --device cuda --attention "$mixer" --run "$run" "${options[@]}" --dry-run
         train "$run" "train the model" \
             $launch scripts.base_train $flags --attention "$mixer" --run "$run" "${options[@]}" --resume auto
         [ "$code" = 0 ] || { refused "$run"; continue; } # one of several mixers may lack an option in TRAIN_FLAGS
@@ -100,7 +106,7 @@ if [ "$CHAT" != none ]; then
     if during train; then
         caught_up
         train "$talk" "learn to chat" $launch scripts.chat_sft $flags --base "$run" --run "$talk" --data "$CHAT" \
-            $small_chat ${TRACKER:+--tracker "$TRACKER"} --resume auto
+            $small_chat ${TRACKER:+--tracker "$TRACKER"} $(machine_flags ${TRAIN_FLAGS:-}) --resume auto
         [ "$code" = 0 ] || { fail "learn to chat (exit code $code)"; talk=$run; }
         [ "$talk" = "$run" ] || late "ask it questions whose answers are known" \
             $launch scripts.chat_eval $flags --run "$talk" ${chat_bundle:+--eval-bundle "$chat_bundle"}

@@ -17,6 +17,20 @@ if [ "$dev" = 1 ]; then done=$stamp-dev; else done=$stamp; fi
 if [ -f "$done" ] && [ "$(cat "$done")" = "$want" ]; then exit 0; fi
 
 say() { echo "setup: $*"; }
+
+# The GPUs' compute capabilities, such as 9.0, one a line. If the driver is broken, its users would get a CPU build.
+gpus=
+if command -v nvidia-smi >/dev/null; then
+    if gpus=$(timeout 60 nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>&1); then
+        gpus=$(grep -E '^[0-9]+\.[0-9]$' <<<"$gpus" || true)
+    elif [ "${GPUS:-}" = 0 ]; then
+        gpus=
+    else
+        [ -n "$gpus" ] || gpus="no answer"
+        say "GPUS: got '${gpus%%$'\n'*}' from nvidia-smi, expected a list of GPUs. Repair the driver, or use the CPU with GPUS=0" >&2
+        exit 2
+    fi
+fi
 at_least() { "$1" -c "import sys; sys.exit(sys.version_info[:2] < (3, $2))" 2>/dev/null; }
 
 python=${PYTHON:-}
@@ -44,7 +58,6 @@ install() { uv "$@" || pip "$@"; }
 
 # Install torch first: on Linux, the plain package brings gigabytes of CUDA libraries that are useless on a CPU.
 torch=$(grep '^torch==' constraints.txt) extras=serve
-gpus=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null || true)
 if ! .venv/bin/python -c 'import torch' 2>/dev/null && [ "$(uname -s)" = Linux ]; then
     backend=${TORCH_BACKEND:-$([ -n "$gpus" ] && echo auto || echo cpu)}
     say "installing $torch ($backend build)"

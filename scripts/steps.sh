@@ -26,12 +26,14 @@ case "${TRAIN_FLAGS:-}" in *[\'\"\\]*) odd TRAIN_FLAGS "words separated by space
 
 if [ -f "$here/scripts/setup.sh" ]; then
     cd "$here"
-    [ "${DRY_RUN:-}" = 1 ] || bash scripts/setup.sh
+    [ "${DRY_RUN:-}" = 1 ] || bash scripts/setup.sh || exit
     [ ! -x .venv/bin/python ] || export PATH="$PWD/.venv/bin:$PATH"
 fi
 base=${NANOGKA_BASE_DIR:-$HOME/.cache/nanogka} # the folder of all data and results
 if [ -z "${GPUS:-}" ] && command -v nvidia-smi >/dev/null; then # otherwise there is no need to wait for torch
     GPUS=$(python -m nanogka.common.gpus) || exit 2 # it has said why torch cannot use them
+elif [ -z "${GPUS:-}" ] && command -v rocm-smi >/dev/null; then
+    echo "speedrun: this machine has an AMD GPU, which nanogka does not use; the small run on the CPU follows" >&2
 fi
 GPUS=${GPUS:-0}
 
@@ -57,6 +59,17 @@ case "${RECIPE:-}" in paper) : "${ATTENTION:=gaussian}" ;; best) : "${ATTENTION:
 
 # name_run MIXER
 name_run() { if [ "${RUN:-}" ] && [ "$1" = "$ATTENTION" ]; then echo "$RUN"; else echo "${RUN:-d$DEPTH$named}-$1"; fi; }
+
+# machine_flags FLAG…: those of TRAIN_FLAGS that depend on the machine, so that every training needs them.
+machine_flags() {
+    while [ $# -gt 0 ]; do
+        case "$1" in
+            --allow-torch | --activation-checkpointing | --compile=* | --dtype=*) printf ' %s' "$1" ;;
+            --compile | --dtype) printf ' %s' "$1" ${2:+"$2"} ;;
+        esac
+        shift
+    done
+}
 
 # settle: find what follows from the variables after the defaults are known.
 settle() {
@@ -101,7 +114,7 @@ try() {
 # stop TITLE: end the script, because the step that failed is one that everything else needs.
 stop() {
     if [ "$code" = 2 ]; then
-        echo "speedrun: '$1' refused its settings (see above). Set RUN=name to start another run" >&2
+        echo "speedrun: '$1' refused its settings (see above). If an earlier run has others, set RUN=name" >&2
     else
         echo "speedrun: '$1' ended with exit code $code. Finished work is kept. Rerun this script to continue" >&2
     fi

@@ -6,19 +6,36 @@ import sys
 
 from nanogka.common.cli import run_script
 
+TIMEOUT = 60  # seconds after which `nvidia-smi` hangs
+
 
 def ask_driver(*words: str) -> str:
-    """Return the standard output of `nvidia-smi`, empty if there is none."""
+    """Return the standard output of `nvidia-smi`, empty if it is not installed.
+
+    Raises ValueError with its first line if it fails or hangs: the driver is broken, and the GPUs cannot be used.
+    """
     if not shutil.which("nvidia-smi"):
         return ""
-    return subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=60).stdout
+    try:
+        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        fault = f"no answer in {TIMEOUT:g} s"
+    else:
+        if done.returncode == 0:
+            return done.stdout
+        fault = ((done.stdout + done.stderr).strip().splitlines() or [f"exit code {done.returncode}"])[0]
+    raise ValueError(
+        f"GPUS: got {fault!r} from nvidia-smi, expected a list of GPUs. Repair the driver (a reboot often helps), or "
+        "use the CPU with GPUS=0"
+    )
 
 
 def count_gpus() -> int:
-    """The number of CUDA devices. Raises ValueError if the driver lists GPUs and torch finds none."""
-    import torch
+    """The number of CUDA devices. Raises ValueError if the driver is broken, or lists GPUs and torch finds none."""
+    listed = ask_driver("-L").count("GPU ")
+    import torch  # takes seconds
 
-    found, listed = torch.cuda.device_count(), ask_driver("-L").count("GPU ")
+    found = torch.cuda.device_count()
     if listed and not found:
         driver = ask_driver("--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0] or "unknown"
         raise ValueError(

@@ -2,10 +2,11 @@
 
 import os
 import platform
+import re
 import resource
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,27 +14,59 @@ import torch
 from nanogka.common.errors import Errors
 from nanogka.common.files import first_line
 
-# By a part of the device's name, first match wins: dense bfloat16 peak in FLOP/s (no sparsity) and peak memory
-# bandwidth in bytes/s, from the vendors' data sheets.
-PEAKS = {
-    "B200": (2.25e15, 8.0e12),
-    "H200": (989e12, 4.8e12),
-    "H100 NVL": (835e12, 3.9e12),
-    "H100 PCIe": (756e12, 2.0e12),
-    "H100": (989e12, 3.35e12),
-    "A100-SXM4-80GB": (312e12, 2.039e12),
-    "A100 80GB PCIe": (312e12, 1.935e12),
-    "A100": (312e12, 1.555e12),
-    "L40S": (362e12, 864e9),
-    "L4": (121e12, 300e9),
-    "RTX 5090": (209.5e12, 1.792e12),
-    "RTX 4090": (165.2e12, 1.008e12),
-    "RTX 3090": (71e12, 936e9),
+
+@dataclass(frozen=True)
+class Hardware:
+    """A device. An unknown peak is None."""
+
+    name: str  # for people
+    peak_flops: float | None = None  # FLOP/s in 16 bits, dense
+    peak_bandwidth: float | None = None  # bytes/s
+    family: str = ""  # GPUs that reach the same shares of their peaks (nanogka/train/roofline.py)
+    link: float = 0.0  # bytes/s of messages between GPUs of one node
+
+
+NVSWITCH, PCIE = 330e9, 20e9  # bytes/s that messages reach: published for H100 SXM, typical for PCIe 4 and 5
+HOPPER, A100, GEFORCE, TURING = "Hopper and Blackwell", "A100", "GeForce and Ada", "Turing"
+
+# GPUs by a part of their names, first match wins. Peaks are from the vendors' data sheets, without sparsity. NVIDIA
+# states none for RTX 4070 and RTX 5060 Ti (scaled from others by units and clock) and GB10 (1/8 of its sparse FP4).
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Hardware("B300", 2.25e15, 8.0e12, HOPPER, NVSWITCH),
+        Hardware("GB200", 2.5e15, 8.0e12, HOPPER, NVSWITCH),
+        Hardware("B200", 2.25e15, 8.0e12, HOPPER, NVSWITCH),
+        Hardware("GH200", 989e12, 4.0e12, HOPPER, PCIE),
+        Hardware("H200 NVL", 835e12, 4.8e12, HOPPER, PCIE),
+        Hardware("H200", 989e12, 4.8e12, HOPPER, NVSWITCH),
+        Hardware("H100 NVL", 835e12, 3.9e12, HOPPER, PCIE),
+        Hardware("H100 PCIe", 756e12, 2.0e12, HOPPER, PCIE),
+        Hardware("H100", 989e12, 3.35e12, HOPPER, NVSWITCH),
+        Hardware("A100-SXM4-80GB", 312e12, 2.039e12, A100, NVSWITCH),
+        Hardware("A100-SXM4-40GB", 312e12, 1.555e12, A100, NVSWITCH),
+        Hardware("A100 80GB PCIe", 312e12, 1.935e12, A100, PCIE),
+        Hardware("A100", 312e12, 1.555e12, A100, PCIE),
+        Hardware("A10G", 70e12, 600e9, GEFORCE, PCIE),
+        Hardware("L40S", 362e12, 864e9, GEFORCE, PCIE),
+        Hardware("L4", 121e12, 300e9, GEFORCE, PCIE),
+        Hardware("RTX PRO 6000", 503.8e12, 1.792e12, GEFORCE, PCIE),
+        Hardware("GB10", 125e12, 273e9, GEFORCE, PCIE),
+        Hardware("RTX 5090", 209.5e12, 1.792e12, GEFORCE, PCIE),
+        Hardware("RTX 5060 Ti", 47.4e12, 448e9, GEFORCE, PCIE),
+        Hardware("RTX 4090", 165.2e12, 1.008e12, GEFORCE, PCIE),
+        Hardware("RTX 4070", 58.3e12, 504e9, GEFORCE, PCIE),
+        Hardware("RTX 3090", 71e12, 936e9, GEFORCE, PCIE),
+        Hardware("T4", 65e12, 320e9, TURING, PCIE),
+    )
 }
+# A name with one of these words is another chip, or a part of one: RTX 4070 Ti, RTX 4090 Laptop GPU, H100 MIG 1g.10gb.
+OTHER_CHIPS = "Ti|SUPER|D|Laptop|Max-Q|MIG"
 
 # Share of the peak that training is expected to reach, for estimates of time and price before it starts.
 ASSUMED_MFU = 0.4
 
+BFLOAT16_CAPABILITY = (8, 0)  # of the first GPUs that compute in bfloat16: Ampere
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -88,7 +121,7 @@ def pick_dtype(name: str, device: torch.device, decode: bool = False) -> torch.d
             raise ValueError(f"dtype: got {name!r}, expected auto, {', '.join(DTYPES)}")
         return DTYPES[name]
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float32
+        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= BFLOAT16_CAPABILITY else torch.float32
     if device.type == "cpu":
         return torch.bfloat16 if cpu_has_fast_bfloat16() and not decode else torch.float32
     return torch.float32
@@ -133,24 +166,19 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-@dataclass(frozen=True)
-class Hardware:
-    """A device. An unknown peak is None."""
-
-    name: str  # for people
-    peak_flops: float | None = None  # FLOP/s
-    peak_bandwidth: float | None = None  # bytes/s
-
-
-def known_peaks(name: str) -> tuple[float | None, float | None]:
-    """The peaks of a GPU by its full name."""
-    return next((peaks for part, peaks in PEAKS.items() if part in name), (None, None))
+def find_gpu(name: str) -> Hardware | None:
+    """The GPU that a name means: the driver's full name, or a part of it such as h100. None if it is not in `GPUS`."""
+    for part, gpu in GPUS.items():
+        found = re.search(rf"(?<![\w-]){part}(?!\w)(.*)", name, re.IGNORECASE)
+        if found and not re.search(rf"\b({OTHER_CHIPS})\b", found[1], re.IGNORECASE):
+            return gpu
+    return None
 
 
 def describe_hardware(device: torch.device) -> Hardware:
     """The hardware behind `device`."""
     if device.type == "cuda":
         name = torch.cuda.get_device_properties(device).name
-        return Hardware(name, *known_peaks(name))
+        return replace(find_gpu(name) or Hardware(name), name=name)
     cpu = _cpu_info("model name") or platform.processor() or platform.machine()
     return Hardware(f"{cpu} (Metal)" if device.type == "mps" else f"{cpu}, {torch.get_num_threads()} threads")

@@ -12,6 +12,7 @@ import torch
 from nanogka import backends
 from nanogka.checkpoint import check_finite, load_weights, read_weights
 from nanogka.common.formatting import as_started
+from nanogka.common.runtime import BFLOAT16_CAPABILITY
 from nanogka.model import GPT
 from nanogka.train.autobatch import fit_batch, largest_batch
 from nanogka.train.costs import describe_plan
@@ -60,6 +61,7 @@ def train_run(plan: TrainPlan, recipe: Recipe) -> int:
     if settings.dry_run:
         if ranks.is_main:
             print(describe_plan(plan))
+        choose_kernels(plan)  # a dry run on a GPU tells whether training would start there
         return 0
     with (
         ranks.process_group(device),
@@ -121,4 +123,13 @@ def choose_kernels(plan: TrainPlan) -> None:
     fallen_back = {name: choice for name, choice in kernels.items() if choice.startswith("torch (")}
     if fallen_back and not plan.settings.allow_torch:
         reasons = "; ".join(f"{name}: {choice}" for name, choice in fallen_back.items())
-        raise ValueError(f"allow_torch: got off, but a kernel does not work here ({reasons}); on trains more slowly")
+        raise ValueError(
+            f"allow_torch: got off, but a kernel does not work here ({reasons}); on trains more slowly{too_old(plan)}"
+        )
+
+
+def too_old(plan: TrainPlan) -> str:
+    """A sentence for a GPU without bfloat16, empty for others."""
+    if plan.machine.device.type != "cuda" or torch.cuda.get_device_capability(plan.machine.device) >= BFLOAT16_CAPABILITY:
+        return ""
+    return f". {plan.machine.hardware.name} has no bfloat16: the oldest supported GPUs are Ampere's, such as A100 and RTX 3090"

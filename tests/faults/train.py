@@ -234,6 +234,28 @@ MUTANTS = [
         "nanogka/train/roofline.py",
         "tests/train/test_roofline.py",
         ("(W + 1) * T - W * (W + 1) / 2", "(W + 1) * T", "test_attention_counts_the_visible_pairs"),
+        ("/ hardware.link if devices > 1", "/ 330e9 if devices > 1", "test_messages_are_priced_by_the_link"),
+        ("A100: Shares(0.88, {", "A100: Shares(710 / 989, {", "test_published_steps_come_out"),
+    ),
+    *of(
+        "nanogka/train/estimate.py",
+        "tests/train/test_roofline.py",
+        (
+            "per_device_hour * devices * self.seconds",
+            "per_device_hour * self.seconds",
+            "test_times_and_prices_of_the_documents_follow_from_the_counts",
+        ),
+    ),
+    *of(
+        "nanogka/common/runtime.py",
+        "tests/train/test_roofline.py",
+        ("{part}(?!\\w)", "{part}", "test_a_gpu_is_found_by_whole_words"),
+        ("{OTHER_CHIPS}", "MIG", "test_a_gpu_is_found_by_whole_words"),
+    ),
+    *of(
+        "nanogka/common/gpus.py",
+        "tests/train/test_speedrun.py",
+        ("if done.returncode == 0:", "if True:", "test_a_broken_driver_is_an_error_with_a_way_out"),
     ),
     *of(
         "nanogka/train/rl.py",

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from nanogka.common import gpus
+
 ROOT = Path(__file__).parents[2]
 
 # Stands in for `python`. It records its arguments and fails as the variable FAILURES says: "script=exit code".
@@ -107,8 +109,8 @@ def test_a_recipe_or_mixers_can_be_chosen(tmp_path):
 
 def test_gpu_node_fetches_first_and_uses_all_gpus(tmp_path):
     text = speedrun(tmp_path, GPUS="8", ATTENTION="gaussian dot_product").stdout
-    planned = ["scripts.base_train", *TRAINED]
-    assert scripts_of(text) == [*PREPARED, *planned, *planned, *TALKS]
+    planned = ["scripts.base_train"] * 2
+    assert scripts_of(text) == [*planned, *PREPARED, *TRAINED, *TRAINED, *TALKS], "it plans before it downloads"
     assert "fetch --data fineweb-edu -n 101 --bundle --chat-tasks --conversations smoltalk:9" in text
     assert "--conversations smoltalk:9\\,embedded:1 --tokenizer fineweb-edu-32768 --sequence-len 2048" in text
     assert text.count("--shards 101 ") == 4, "every mixer reads the same text"
@@ -122,10 +124,77 @@ def test_stages_are_the_parts_of_the_whole_and_only_one_uses_the_gpus(tmp_path):
     parts = {stage: speedrun(tmp_path, GPUS="8", STAGE=stage).stdout for stage in ("prepare", "train", "after")}
     commands = [line for text in parts.values() for line in text.splitlines() if line.startswith("   python ")]
     whole = speedrun(tmp_path, GPUS="8").stdout
-    assert commands == [line for line in whole.splitlines() if line.startswith("   python ")]
+    planned = [line for line in commands if line.endswith(" --dry-run")]
+    others = [line for line in commands if line not in planned]
+    assert [*planned, *others] == [line for line in whole.splitlines() if line.startswith("   python ")]
     assert scripts_of(parts["prepare"]) == PREPARED
     assert [stage for stage, text in parts.items() if "cuda" in text or "scripts.launch" in text] == ["train"]
     assert ["Talk to it" in text for text in parts.values()] == [False, False, True]
+
+
+def fake(folder, name, script):
+    """Put a command into a folder of commands; the PATH with it in front."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+BROKEN_DRIVERS = {
+    "echo 'Failed to initialize NVML: Driver/library version mismatch'; echo more; exit 18": "version mismatch'",
+    "echo 'could not communicate with the NVIDIA driver' >&2; exit 9": "could not communicate with the NVIDIA driver'",
+    "exit 6": "exit code 6'",
+}
+
+
+@pytest.mark.parametrize("driver", BROKEN_DRIVERS)
+def test_a_broken_driver_is_an_error_with_a_way_out(tmp_path, driver):
+    path = fake(tmp_path / "commands", "nvidia-smi", driver)
+    refused = speedrun(tmp_path, GPUS="", PATH=path)
+    assert refused.returncode == 2
+    assert f"{BROKEN_DRIVERS[driver]} from nvidia-smi, expected a list of GPUs" in refused.stderr
+    assert "or use the CPU with GPUS=0" in refused.stderr
+    assert "scripts.tok_train" not in refused.stdout
+    small = speedrun(tmp_path, GPUS="0", PATH=path)
+    assert small.returncode == 0
+    assert "--depth 3" in small.stdout
+
+
+def test_a_driver_that_hangs_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", fake(tmp_path / "commands", "nvidia-smi", "exec sleep 60"))
+    monkeypatch.setattr(gpus, "TIMEOUT", 0.2)
+    with pytest.raises(ValueError, match=r"GPUS: got 'no answer in 0.2 s' from nvidia-smi.*GPUS=0"):
+        gpus.count_gpus()
+
+
+def test_set_up_stops_at_a_broken_driver_before_it_installs_anything(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    for name in ("scripts/setup.sh", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    driver = fake(tmp_path / "commands", "nvidia-smi", "echo 'Failed to initialize NVML: mismatch'; echo more; exit 18")
+    command, environment = ["bash", str(tmp_path / "scripts" / "setup.sh")], {"PATH": driver, "PYTHON": "false"}
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("setup: GPUS: got 'Failed to initialize NVML: mismatch' from nvidia-smi, expected")
+    for further, script in (({"GPUS": "0"}, "exit 18"), ({}, "echo 9.0")):
+        fake(tmp_path / "commands", "nvidia-smi", script)
+        next_check = subprocess.run(command, env=environment | further, capture_output=True, text=True)
+        assert "PYTHON=false is older" in next_check.stderr, "the driver does not stop it"
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_an_amd_gpu_is_named_before_the_cpu_trains(tmp_path):
+    done = speedrun(tmp_path, GPUS="", PATH=fake(tmp_path / "commands", "rocm-smi", "exit 0"))
+    assert done.returncode == 0
+    assert "AMD GPU, which nanogka does not use" in done.stderr
+
+
+def test_flags_about_the_machine_reach_fine_tuning(tmp_path):
+    flags = "--matrix-lr 0.01 --allow-torch --compile off --dtype=float32 --keep 2"
+    talk = command_of(speedrun(tmp_path, GPUS="2", TRAIN_FLAGS=flags).stdout, "chat_sft")
+    assert " --allow-torch --compile off --dtype=float32 --resume auto" in talk
+    assert "matrix-lr" not in talk
+    assert "--keep" not in talk
 
 
 def test_offline_node_fetches_nothing(tmp_path):

@@ -12,6 +12,7 @@ import torch
 
 from nanogka.common.files import base_dir
 from nanogka.common.gpus import ask_driver
+from nanogka.common.processes import visible_gpus
 from nanogka.common.runtime import describe_hardware
 
 FREE_DISK = 60e9  # bytes: text 10 GB, four checkpoints of the baseline 37 GB, its chat model and the export
@@ -67,9 +68,8 @@ def disk_rate(folder: Path, size: int) -> float:
 
 def busy_gpus(gpus: int) -> list[str]:
     """A line if other processes use the memory of one of the first GPUs."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    chosen = ["-i", visible] if visible else []
-    used = ask_driver(*chosen, "--query-gpu=memory.used", "--format=csv,noheader,nounits").split()[:gpus]
+    chosen = ["-i", ",".join(visible_gpus(gpus))]
+    used = ask_driver(*chosen, "--query-gpu=memory.used", "--format=csv,noheader,nounits").split()
     busy = [f"GPU {i} {mib} MiB" for i, mib in enumerate(used) if mib.isdigit() and int(mib) > USED_MEMORY]
     return [f"memory is in use ({', '.join(busy)}): end the processes that nvidia-smi lists"] if busy else []
 

@@ -35,17 +35,20 @@ from nanogka.bench.train import compare_steps
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import in_one_line
 from nanogka.common.files import read_json, read_yaml
+from nanogka.common.processes import family, visible_gpus
+from nanogka.common.runtime import Hardware
 from nanogka.data.hub_corpora import HUB_CORPORA, WORKERS
-from nanogka.model import GPTConfig
+from nanogka.model import GPTConfig, model_costs
 from nanogka.model.loss import capped_cross_entropy, plain_cross_entropy
 from nanogka.train.budget import plan_budget
+from nanogka.train.roofline import step_time
 
 DOWNLOAD_SECONDS = 8
 BUCKET = 2**27  # bytes of a message, as in nanogka.train.sharded_optimizer
-SLOW_LINK = 50e9  # bytes/s; NVLink brings more than 250e9, PCIe less than this
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}  # relative error against float64
 RESUMED_TOLERANCE = 1e-2  # relative difference of losses after a resume; atomic sums on a GPU are not reproducible
-MIXERS = ("gaussian", "dot_product", "successor")
+STEPS = 30  # of the short training
+REPEATED = 5  # of them after the crash
 
 Results = Iterator[dict]
 
@@ -57,6 +60,9 @@ class Place:
     smoke: bool
     out: Path
     gpus: int  # in smoke mode: processes
+    depth: int = 20
+    mixers: tuple[str, ...] = ("gaussian", "dot_product", "successor")  # the first one is trained
+    hardware: Hardware = Hardware("")  # by the driver's name, because asking torch would start CUDA
 
     @property
     def device(self) -> torch.device:
@@ -68,7 +74,7 @@ class Place:
 
     def config(self, mixer: str) -> GPTConfig:
         """The model whose steps are timed and that is trained for a while: that of the real run, or a tiny one."""
-        depth, length, vocabulary = (1, 32, 704) if self.smoke else (20, 2048, 32768)
+        depth, length, vocabulary = (1, 32, 704) if self.smoke else (self.depth, 2048, 32768)
         return GPTConfig.from_depth(depth, mixer, sequence_len=length, vocab_size=vocabulary)
 
     def start(self, module: str, *words: str, ranks: int | None = None) -> subprocess.Popen:
@@ -193,21 +199,26 @@ def attention(place: Place) -> Results:
 
 
 def steps(place: Place) -> Results:
-    """Training steps of depth 20 on one GPU, of each mixer. With a GPU for each they run at the same time."""
-    mixers = MIXERS[:1] if place.smoke else MIXERS
+    """Training steps of each mixer on one GPU. With a GPU for each they run at the same time.
+
+    Only the mixer that is trained must fit.
+    """
+    mixers = place.mixers[:1] if place.smoke else place.mixers
     workers = len(mixers) if place.gpus >= len(mixers) else 1
     with ProcessPoolExecutor(workers, get_context("fork")) as pool:
-        yield from pool.map(partial(time_step, place, workers > 1), range(len(mixers)), mixers)
+        for result in pool.map(partial(time_step, place, workers > 1), range(len(mixers)), mixers):
+            yield result
+            if "reason" in result and result["mixer"] == mixers[0]:
+                raise RuntimeError(f"{mixers[0]}: {result['reason']}")
 
 
 def time_step(place: Place, own_gpu: bool, index: int, mixer: str) -> dict:
     """The costs of a step: a real batch of micro-batches and one update. Fewer rows at a time if memory is short."""
     if own_gpu and not place.smoke:  # CUDA has not started in this process yet
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpus(place.gpus)[index]
     config = place.config(mixer)
     rows = 2 if place.smoke else plan_budget(config).total_batch_size // config.sequence_len
-    for batch in (1,) if place.smoke else (32, 16, 8):
+    for batch in (1,) if place.smoke else (32, 16, 8, 4, 2, 1):
         sizes = {"depth": config.n_layer, "sequence_len": config.sequence_len, "vocab_size": config.vocab_size}
         sizes["batch"] = batch
         options = {"micro_batches": rows // batch, "repeats": 2, "compile": not place.smoke}
@@ -217,11 +228,14 @@ def time_step(place: Place, own_gpu: bool, index: int, mixer: str) -> dict:
             torch.cuda.empty_cache()
             continue
         return {"batch": batch} | costs
-    raise RuntimeError(f"{mixer}: no batch fits")
+    return {"mixer": mixer, "reason": "no batch fits"}
 
 
 def messages(place: Place) -> Results:
-    """Bytes per second of a gradient bucket, summed on one rank and sent to all, by NCCL (in smoke mode by gloo)."""
+    """Bytes per second of a gradient bucket, summed on one rank and sent to all, by NCCL (in smoke mode by gloo).
+
+    With them the share of a step that messages take: a few percent over NVLink, half of it on eight cards without.
+    """
     if place.gpus == 1:
         yield {"messages": "one GPU sends none"}
         return
@@ -231,8 +245,10 @@ def messages(place: Place) -> Results:
     with ProcessPoolExecutor(place.gpus, get_context("fork")) as pool:
         rates, *_ = pool.map(partial(send_buckets, place, port), range(place.gpus))
     yield rates
-    if not place.smoke and min(rates.values()) < SLOW_LINK:
-        raise RuntimeError(f"messages are slow ({min(rates.values()) / 1e9:.0f} GB/s): there is no NVLink between GPUs")
+    config = place.config(place.mixers[0])
+    if step := step_time(config, place.hardware, plan_budget(config).total_batch_size, place.gpus):
+        seconds = 8 * model_costs(config).total_parameters / min(rates.values())
+        yield {"messages_share_of_step": seconds / (step.total - step.messages + seconds)}
 
 
 def send_buckets(place: Place, port: int, rank: int) -> dict[str, float]:
@@ -254,14 +270,15 @@ def send_buckets(place: Place, port: int, rank: int) -> dict[str, float]:
 
 
 def train(place: Place) -> Results:
-    """The real command for 30 steps, with one rank killed on the way: it must resume with the same losses."""
+    """The real command for `STEPS` steps, with one rank killed on the way: it must resume with the same losses."""
     os.environ["NANOGKA_BASE_DIR"] = str(place.out / "base")
-    last_step, save_every, crash = (60, 20, 30) if place.smoke else (30, 10, 15)
+    last_step, save_every, crash = (60, 20, 30) if place.smoke else (STEPS, 2 * REPEATED, 3 * REPEATED)
     sizes = "--depth 1 --sequence-len 32 --total-batch-size 128 --eval-tokens 128 --compile off"
-    sizes = sizes if place.smoke else "--depth 20 --eval-tokens 1048576"
-    flags = f"-- {sizes} --data embedded --tokenizer first --run first --device {place.device.type}".split()
+    sizes = sizes if place.smoke else f"--depth {place.depth} --eval-tokens 1048576"
+    flags = f"-- {sizes} --attention {place.mixers[0]} --data embedded --tokenizer first --run first".split()
+    flags += f"--device {place.device.type}".split()
     flags += f"--num-iterations {last_step} --save-every {save_every} --eval-every 0 --resume auto".split()
-    config = place.config("gaussian")
+    config = place.config(place.mixers[0])
     try:
         words = ["--data", "embedded", "--vocab-size", str(config.vocab_size), "--name", "first"]
         if place.start("scripts.tok_train", *words).wait():
@@ -314,18 +331,6 @@ def crash_rank(process: subprocess.Popen) -> bool:
     return process.wait() != 0 and bool(workers)
 
 
-def family(pid: int) -> list[int]:
-    """A process and its descendants. A launcher's workers have their own sessions, so no group holds them all."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-    found = [pid]
-    for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
-    return found
-
-
 def read_steps(place: Place) -> dict[int, dict]:
     """{step: its line of metrics.jsonl} of the steps that the run has finished."""
     path = place.out / "base" / "runs" / "first" / "metrics.jsonl"
@@ -334,7 +339,21 @@ def read_steps(place: Place) -> dict[int, dict]:
     return {line["step"]: line for line in lines if line["kind"] == "train"}
 
 
-# Stages in their order, and the seconds after which each is killed. Most of the time is compilation.
+def limit(name: str, place: Place) -> float:
+    """Seconds after which a stage is killed: for start and compilation, and for training steps of the computed time."""
+    seconds, mixers = STAGES[name][1], place.mixers
+    gpus, steps = {"steps": (1, 5 * len(mixers)), "train": (place.gpus, STEPS + REPEATED)}.get(name, (1, 0))
+    if place.smoke or not steps:
+        return seconds
+    configs = [place.config(mixer) for mixer in (mixers if name == "steps" else mixers[:1])]
+    times = [step_time(c, place.hardware, plan_budget(c).total_batch_size, gpus) for c in configs]
+    if None in times:
+        return UNKNOWN_LIMIT
+    return seconds + 1.5 * steps * max(time.total for time in times)
+
+
+UNKNOWN_LIMIT = 7200  # seconds of a stage whose training steps have no computed time
+# Stages in their order, and the seconds that each needs for start, compilation and everything but training steps.
 STAGES: dict[str, tuple[Callable[[Place], Results], int]] = {
     "machine": (machine, 60),
     "download": (download, 60),
@@ -343,5 +362,5 @@ STAGES: dict[str, tuple[Callable[[Place], Results], int]] = {
     "attention": (attention, 120),
     "messages": (messages, 120),
     "steps": (steps, 600),
-    "train": (train, 700),
+    "train": (train, 600),
 }

@@ -25,6 +25,7 @@ import yaml
 from nanogka.common.errors import Errors
 from nanogka.common.files import base_dir, read_json
 from nanogka.common.formatting import plain_table, scientific
+from nanogka.common.processes import visible_gpus
 from nanogka.data import open_corpus
 from nanogka.data.loader import MIN_STREAMS
 from nanogka.model import model_costs
@@ -75,7 +76,7 @@ class Study:
         protocol["validation_streams"] = MIN_STREAMS
         self.results = Results(read_results(results), protocol)
 
-        self.gpus = visible_gpus() if grid.settings.get("device", "auto") != "cpu" else []
+        self.gpus = visible_gpus(torch.cuda.device_count()) if grid.settings.get("device", "auto") != "cpu" else []
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.workers = workers or len(self.gpus) or cores
         self.threads = max(1, cores // self.workers)  # per process: more threads than cores slow each other down
@@ -233,10 +234,3 @@ def describe_run(folder: Path) -> dict:
         "tokens_per_second": run.median("tokens_per_second"),
         **{name: facts[name] for name in ("hardware", "device", "dtype", "compiled", "torch")},
     }
-
-
-def visible_gpus() -> list[str]:
-    """Return the usable GPUs of this machine, as named in CUDA_VISIBLE_DEVICES."""
-    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    found = torch.cuda.device_count()
-    return named[:found] if named else [str(i) for i in range(found)]

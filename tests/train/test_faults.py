@@ -9,17 +9,8 @@ import time
 import pytest
 from training import bits, trace
 
+from nanogka.common.processes import family
 from nanogka.runs import read_metrics
-
-
-def family(pid):
-    """A process and its descendants: torchrun's workers are in separate sessions."""
-    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = [tuple(map(int, line.split())) for line in table.splitlines()]
-    found = [pid]
-    for one in found:
-        found += [child for child, parent in parents if parent == one]
-    return found
 
 
 @pytest.mark.slow

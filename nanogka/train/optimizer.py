@@ -95,12 +95,15 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:
         """Update every parameter that has a gradient."""
         assert closure is None
+        for shape in {p.shape: None for group in self.param_groups for p in group["params"]}:
+            self.step_shape(shape)
+
+    @torch.no_grad()
+    def step_shape(self, shape: torch.Size) -> None:
+        """Update every matrix of one shape that has a gradient."""
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
-            for p in group["params"]:
-                if p.grad is not None:
-                    by_shape.setdefault(p.shape, []).append(p)
-            for params in by_shape.values():
+            params = [p for p in group["params"] if p.shape == shape and p.grad is not None]
+            if params:
                 self._step_together(params, group["lr"], group["momentum"], group["weight_decay"])
 
     def _step_together(self, params: list[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:

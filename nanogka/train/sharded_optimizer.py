@@ -3,13 +3,16 @@
 Every rank holds all weights, so forward and backward need no communication. The ranks divide the memory of the
 optimizer state and the work of the update. A parameter is never split, because Muon needs the whole matrix to
 orthogonalize its update. Parameters of one owner travel in buckets: a message has a fixed cost (latency, a launch) that
-a vector of 20 numbers does not repay, and one bucket at a time bounds the memory.
+a vector of 20 numbers does not repay. A message is under way while the next bucket is updated and packed, and only
+one, which bounds the memory.
 
 With one rank these are the plain optimizers. A checkpoint has the whole state by parameter name, so any number of ranks
 can resume from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -28,7 +31,14 @@ from nanogka.train.snapshots import LearningRates
 
 BUCKET = 2**25  # elements: 128 MiB of float32; a larger parameter gets its own bucket
 
-Bucket = tuple[int, list[nn.Parameter]]  # an owner, and parameters that travel to and from it in one message
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters that travel to and from their owner in one message, and that it updates at the same time."""
+
+    owner: int
+    shape: torch.Size | None  # of all of its matrices, if Muon updates them; None for AdamW
+    parameters: list[nn.Parameter]
 
 
 class ShardedOptimizer:
@@ -53,7 +63,8 @@ class ShardedOptimizer:
         self.owners = assign_owners(shapes, self._kinds, self.ranks.world_size)
         # The parameters that this rank updates, and its AdamW and Muon, whose rates a `Schedule` sets.
         self.owned = {name: p for name, p in self.parameters.items() if self.owners[name] == self.ranks.rank}
-        self.buckets = make_buckets(self.parameters, self.owners) if self.ranks.world_size > 1 else []
+        several = self.ranks.world_size > 1
+        self.buckets = make_buckets(self.parameters, self.owners, self._kinds) if several else []
         self.adamw, self.muon = self.optimizers = build_optimizers(model, rates, budget, muon_dtype, self.owned)
 
     def reduce_gradients(self, loss: Tensor) -> tuple[float, list[float]]:
@@ -61,19 +72,29 @@ class ShardedOptimizer:
 
         Returns, on every rank the same, the norm of all gradients and each rank's loss.
         """
-        for owner, parameters in self.buckets:
+        finish: Callable[[], None] | None = None
+        for bucket in self.buckets:
             # A parameter that took no part in this rank's batch may have a gradient on another rank: zero counts here.
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket.parameters]
             total = flatten(gradients)
             # Only the owner needs the sum: a reduce moves half the bytes of an all-reduce. The other half follows in
             # `step`, when the owner sends the updated weights.
-            dist.reduce(total, dst=owner)
-            mine = owner == self.ranks.rank
-            if mine:
-                total.div_(self.ranks.world_size)
-            for p, gradient in zip(parameters, unflatten(total, gradients), strict=True):
-                p.grad = gradient if mine else None
+            sent = dist.reduce(total, dst=bucket.owner, async_op=True)
+            if finish:
+                finish()
+            finish = partial(self._take_sum, sent, bucket, total)
+        if finish:
+            finish()
         return self._norm_and_losses(loss)
+
+    def _take_sum(self, sent: dist.Work, bucket: Bucket, total: Tensor) -> None:
+        """Wait for a bucket's sum; the owner's gradients become the mean, the other ranks drop theirs."""
+        sent.wait()
+        mine = bucket.owner == self.ranks.rank
+        if mine:
+            total.div_(self.ranks.world_size)
+        for p, gradient in zip(bucket.parameters, unflatten(total, bucket.parameters), strict=True):
+            p.grad = gradient if mine else None
 
     def _norm_and_losses(self, loss: Tensor) -> tuple[float, list[float]]:
         gradients = [p.grad for p in self.owned.values() if p.grad is not None]
@@ -95,13 +116,30 @@ class ShardedOptimizer:
     def step(self) -> None:
         """Update the parameters, on every rank; drops the gradients."""
         self.adamw.step()
-        self.muon.step()
+        if not self.buckets:
+            self.muon.step()
+        finish: Callable[[], None] | None = None
+        done: set[torch.Size | None] = {None}
+        # All ranks send in one order: AdamW's buckets, then those of each shape of matrix. So every rank updates its
+        # matrices of a shape while the weights before them travel.
+        for bucket in self.buckets:
+            if bucket.shape is not None and bucket.shape not in done:
+                self.muon.step_shape(bucket.shape)
+            done.add(bucket.shape)
+            values = flatten(bucket.parameters)
+            sent = dist.broadcast(values, src=bucket.owner, async_op=True)
+            if finish:
+                finish()
+            finish = partial(self._take_weights, sent, bucket, values)
+        if finish:
+            finish()
         self.zero_grad()
-        for owner, parameters in self.buckets:
-            values = flatten(parameters)
-            dist.broadcast(values, src=owner)
-            if owner != self.ranks.rank:
-                torch._foreach_copy_([*parameters], unflatten(values, parameters))
+
+    def _take_weights(self, sent: dist.Work, bucket: Bucket, values: Tensor) -> None:
+        """Wait for a bucket's new weights and copy them."""
+        sent.wait()
+        if bucket.owner != self.ranks.rank:
+            torch._foreach_copy_([*bucket.parameters], unflatten(values, bucket.parameters))
 
     # ---- state ----
 
@@ -191,14 +229,26 @@ def assign_owners(shapes: Mapping[str, torch.Size], kinds: Mapping[str, str], wo
 
 
 def make_buckets(
-    parameters: Mapping[str, nn.Parameter], owners: Mapping[str, int], limit: int = BUCKET
+    parameters: Mapping[str, nn.Parameter],
+    owners: Mapping[str, int],
+    kinds: Mapping[str, str],
+    limit: int = BUCKET,
 ) -> list[Bucket]:
-    """The parameters of each owner in buckets of at most `limit` elements, but for a single parameter that has more."""
+    """All parameters in buckets of at most `limit` elements, but for a single parameter that has more.
+
+    AdamW's come first, then Muon's by their shape, each from one owner after the other.
+    """
+    turns: dict[tuple[tuple[int, ...], int], list[nn.Parameter]] = {}
+    for name, p in parameters.items():
+        shape = tuple(p.shape) if kinds[name] == "muon" else ()
+        turns.setdefault((shape, owners[name]), []).append(p)
     buckets: list[Bucket] = []
-    for name in sorted(parameters, key=owners.__getitem__):
-        p, (owner, last) = parameters[name], buckets[-1] if buckets else (None, [])
-        if owner == owners[name] and sum(q.numel() for q in last) + p.numel() <= limit:
+    for (shape, owner), members in sorted(turns.items(), key=lambda turn: turn[0]):
+        size, last = limit + 1, []  # begin a bucket
+        for p in members:
+            size += p.numel()
+            if size > limit:
+                size, last = p.numel(), []
+                buckets.append(Bucket(owner, torch.Size(shape) if shape else None, last))
             last.append(p)
-        else:
-            buckets.append((owners[name], [p]))
     return buckets

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from rank_worlds import run_ranks
 
 from nanogka.common.distributed import Ranks
 from nanogka.model import GPT, GPTConfig
 from nanogka.train.budget import plan_budget
+from nanogka.train.optimizer import Muon
 from nanogka.train.sharded_optimizer import BUCKET, ShardedOptimizer, assign_owners, make_buckets
 from nanogka.train.snapshots import LearningRates
 
@@ -46,6 +48,62 @@ def test_each_rank_holds_its_share_and_any_number_of_ranks_goes_on_from_the_whol
     taken = run_ranks(3, sharded, 0, (weights, state))[0]
     assert all(torch.equal(taken[0][name], value) for name, value in weights.items())
     assert all(torch.equal(taken[1]["state"][n][k], value) for n, e in state["state"].items() for k, value in e.items())
+
+
+def traced(ranks):
+    """What happens in a step, in order: messages that start and end, and matrices that Muon updates."""
+    events = []
+
+    class Sent:
+        def __init__(self, work, what):
+            self.work, self.what = work, what
+            events.append(f"{what} starts")
+
+        def wait(self):
+            self.work.wait()
+            events.append(f"{self.what} ends")
+
+    def follow(send, name):
+        return lambda tensor, *where, async_op, **at: Sent(
+            send(tensor, *where, async_op=async_op, **at), f"{name} {len(tensor)} of {at.get('src', at.get('dst'))}"
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("reduce", "broadcast"):
+            patch.setattr(dist, name, follow(getattr(dist, name), name))
+        step = Muon.step_shape
+        patch.setattr(Muon, "step_shape", lambda muon, shape: (events.append(f"muon {[*shape]}"), step(muon, shape)))
+        model = GPT(config(), seed=5)
+        budget = plan_budget(config(), num_iterations=4, total_batch_size=2**12)
+        optimizer = ShardedOptimizer(model, LearningRates(), budget, torch.float32, ranks)
+        sum(p.square().sum() for p in model.parameters()).backward()
+        optimizer.reduce_gradients(torch.tensor(0.0))
+        optimizer.step()
+    return events, model.state_dict()
+
+
+def test_a_message_is_under_way_while_the_next_bucket_is_made_and_the_numbers_stay():
+    (events, weights), (others, theirs) = run_ranks(2, traced)
+    assert events == others, "all ranks send in one order"
+    sent = [event for event in events if not event.startswith("muon")]
+    for kind in ("reduce", "broadcast"):
+        mine = [event for event in sent if event.startswith(kind)]
+        assert [event.split()[-1] for event in mine] == ["starts", *["starts", "ends"] * (len(mine) // 2 - 1), "ends"]
+    shapes = [index for index, event in enumerate(events) if event.startswith("muon")]
+    assert len(shapes) == 3
+    for index in shapes:
+        before = events[:index]
+        under_way = sum(e.endswith("starts") for e in before) - sum(e.endswith("ends") for e in before)
+        assert under_way == 1, "Muon works while weights travel"
+    # One rank with the same gradients, of which the mean is the same, has the same weights.
+    alone = GPT(config(), seed=5)
+    budget = plan_budget(config(), num_iterations=4, total_batch_size=2**12)
+    optimizer = ShardedOptimizer(alone, LearningRates(), budget, torch.float32)
+    sum(p.square().sum() for p in alone.parameters()).backward()
+    optimizer.step()
+    for name, value in alone.state_dict().items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-5, atol=1e-6)
+        assert torch.equal(weights[name], theirs[name])
 
 
 def test_a_state_of_another_model_is_refused_with_the_parameter_named():
@@ -118,7 +176,11 @@ def test_over_eight_ranks_work_and_state_are_even_and_messages_few():
         work[owner] += p.numel() * min(p.shape) if kinds[name] == "muon" else 0
     assert max(work) <= 1.15 * sum(work) / 8
     assert max(state) <= sum(state) / 8 + 2 * max(p.numel() for p in parameters.values())
-    buckets = [bucket for _, bucket in make_buckets(parameters, owners)]
+    made = make_buckets(parameters, owners, kinds)
+    turns = [(tuple(bucket.shape or ()), bucket.owner) for bucket in made]
+    assert turns == sorted(turns), "AdamW's first, then one shape after the other, each from all owners"
+    assert all({p.shape for p in bucket.parameters} == {bucket.shape} for bucket in made if bucket.shape)
+    buckets = [bucket.parameters for bucket in made]
     assert sorted(id(p) for bucket in buckets for p in bucket) == sorted(map(id, parameters.values()))
     assert all(sum(p.numel() for p in bucket) <= BUCKET for bucket in buckets if len(bucket) > 1)
     assert len(buckets) <= 40

@@ -29,6 +29,7 @@ class Settings:
     hardware: str = flag("h100", f"GPU: {', '.join(GPUS)}")
     devices: int = flag(8, "number of GPUs", ge=1)
     price: float = flag(3.0, "price per device and hour", ge=0)
+    fp8: bool = flag(False, "multiply by the matrices of the blocks in 8 bits, as --fp8 of training does")
     markdown: bool = flag(False, "print a row of a Markdown table for each mixer")
     compare: bool = flag(False, "print published runs with their computed times, and plan nothing")
     json: bool = json_flag()
@@ -98,20 +99,28 @@ class GpuPlan:
 
 
 def plan_on_gpus(
-    mixer: str, config: GPTConfig, rows: int, hardware: Hardware, devices: int, price: float, counted: Counted
+    mixer: str,
+    config: GPTConfig,
+    rows: int,
+    hardware: Hardware,
+    devices: int,
+    price: float,
+    counted: Counted,
+    *,
+    fp8: bool = False,
 ) -> GpuPlan:
     """Time and price of the default horizon. `price` is that of one device and hour; `rows` are those of `counted`."""
     budget = plan_budget(config)
     moved = counted.moved * budget.total_batch_size / devices / (rows * config.sequence_len)
-    time = estimate_time(config, budget, hardware, devices, moved)
+    time = estimate_time(config, budget, hardware, devices, moved=moved, fp8=fp8)
     return GpuPlan(mixer, config, budget, hardware, devices, time.price(price, devices), counted, time)
 
 
-def count_kernels(config: GPTConfig, rows: int) -> Counted:
+def count_kernels(config: GPTConfig, rows: int, fp8: bool = False) -> Counted:
     """Plan a micro-batch's kernels, which takes 20 to 40 CPU seconds."""
     from nanogka.bench.gpu_plan import plan_kernels  # imports Inductor
 
-    plan = plan_kernels(config, rows)
+    plan = plan_kernels(config, rows, fp8)
     return Counted(plan.fused, plan.launches, plan.moved, plan.kept)
 
 
@@ -125,6 +134,7 @@ def plan_gpu(settings: Settings, errors: Errors) -> None:
     errors.require(gpu is not None, "hardware", s.hardware, ", ".join(GPUS))
     if gpu is not None:
         errors.require(gpu.family in SHARES, "hardware", s.hardware, "Ampere or newer, which computes in bfloat16")
+        errors.require(gpu.fp8 or not s.fp8, "fp8", s.fp8, f"false: {gpu.name} has no products in 8 bits")
     shape = {"sequence_len": s.sequence_len, "vocab_size": s.vocab_size, "network": s.network}
     configs = {
         mixer: errors.capture(lambda m=mixer: GPTConfig.from_depth(s.depth, m, **shape))
@@ -132,7 +142,7 @@ def plan_gpu(settings: Settings, errors: Errors) -> None:
     }
     errors.raise_if_any()
     plans = [
-        plan_on_gpus(mixer, config, s.rows, gpu, s.devices, s.price, count_kernels(config, s.rows))
+        plan_on_gpus(mixer, config, s.rows, gpu, s.devices, s.price, count_kernels(config, s.rows, s.fp8), fp8=s.fp8)
         for mixer, config in configs.items()
     ]
     if s.markdown:

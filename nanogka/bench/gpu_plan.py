@@ -55,7 +55,7 @@ class KernelPlan:
         return KernelPlan(round(factor * self.fused), factor * self.moved, others, factor * self.kept)
 
 
-def plan_kernels(config: GPTConfig, rows: int) -> KernelPlan:
+def plan_kernels(config: GPTConfig, rows: int, fp8: bool = False) -> KernelPlan:
     """Plan a micro-batch of `rows` rows in bfloat16: trace `LAYERS` layers, and scale the counts to the depth."""
     from functorch.compile import make_boxed_func
     from torch._inductor import compile_fx  # here, because it takes seconds
@@ -65,6 +65,8 @@ def plan_kernels(config: GPTConfig, rows: int) -> KernelPlan:
     with _a_cpu_passes_for_the_gpu(), fake_tensor.FakeTensorMode():
         torch._dynamo.reset()
         model = GPT(traced, compute_dtype=torch.bfloat16)
+        if fp8:
+            model.use_fp8()
         ids = torch.zeros(rows, config.sequence_len, dtype=torch.int64)
 
         def inner(graph: torch.fx.GraphModule, inputs: list, is_backward: bool = False, **_: object) -> object:

@@ -14,7 +14,7 @@ from pathlib import Path
 from nanogka.common.formatting import plain_table
 from nanogka.common.runtime import GPUS
 from nanogka.model import GPTConfig
-from nanogka.train.roofline import LOSS_PASSES, step_time
+from nanogka.train.roofline import LOSS_PASSES, fp8_weights, step_time
 
 PATH = Path(__file__).parents[2] / "docs" / "research" / "data" / "gpu_runs.jsonl"
 TOLERANCE = 0.1  # of the computed time, for runs that the roofline covers
@@ -33,6 +33,7 @@ class PublishedRun:
     flash_version: str
     traffic: float
     loss_passes: float
+    fp8: bool  # the blocks and the head
     fitted: bool
     promised: bool
     source: str
@@ -50,9 +51,9 @@ class PublishedRun:
         config, mine = self.config, self.tokens / self.devices
         moved = 2.0 * self.traffic * config.n_layer * mine * config.n_embd
         moved += (self.loss_passes - LOSS_PASSES) * 2 * mine * config.vocab_size
-        step = step_time(
-            config, GPUS[self.gpu], self.tokens, self.devices, moved=moved, flash_version=self.flash_version
-        )
+        in_fp8 = fp8_weights(config) + config.n_embd * config.vocab_size if self.fp8 else 0
+        attention = {"flash_version": self.flash_version}
+        step = step_time(config, GPUS[self.gpu], self.tokens, self.devices, moved=moved, in_fp8=in_fp8, **attention)
         assert step is not None, "the file names GPUs whose shares are known"
         return 1e3 * step.total
 

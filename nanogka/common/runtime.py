@@ -24,6 +24,7 @@ class Hardware:
     peak_bandwidth: float | None = None  # bytes/s
     family: str = ""  # GPUs that reach the same shares of their peaks (nanogka/train/roofline.py)
     link: float = 0.0  # bytes/s of messages between GPUs of one node
+    fp8: bool = True  # multiplies in 8-bit floating point
 
 
 NVSWITCH, PCIE = 330e9, 20e9  # bytes/s that messages reach: published for H100 SXM, typical for PCIe 4 and 5
@@ -43,11 +44,11 @@ GPUS = {
         Hardware("H100 NVL", 835e12, 3.9e12, HOPPER, PCIE),
         Hardware("H100 PCIe", 756e12, 2.0e12, HOPPER, PCIE),
         Hardware("H100", 989e12, 3.35e12, HOPPER, NVSWITCH),
-        Hardware("A100-SXM4-80GB", 312e12, 2.039e12, A100, NVSWITCH),
-        Hardware("A100-SXM4-40GB", 312e12, 1.555e12, A100, NVSWITCH),
-        Hardware("A100 80GB PCIe", 312e12, 1.935e12, A100, PCIE),
-        Hardware("A100", 312e12, 1.555e12, A100, PCIE),
-        Hardware("A10G", 70e12, 600e9, GEFORCE, PCIE),
+        Hardware("A100-SXM4-80GB", 312e12, 2.039e12, A100, NVSWITCH, fp8=False),
+        Hardware("A100-SXM4-40GB", 312e12, 1.555e12, A100, NVSWITCH, fp8=False),
+        Hardware("A100 80GB PCIe", 312e12, 1.935e12, A100, PCIE, fp8=False),
+        Hardware("A100", 312e12, 1.555e12, A100, PCIE, fp8=False),
+        Hardware("A10G", 70e12, 600e9, GEFORCE, PCIE, fp8=False),
         Hardware("L40S", 362e12, 864e9, GEFORCE, PCIE),
         Hardware("L4", 121e12, 300e9, GEFORCE, PCIE),
         Hardware("RTX PRO 6000", 503.8e12, 1.792e12, GEFORCE, PCIE),
@@ -56,8 +57,8 @@ GPUS = {
         Hardware("RTX 5060 Ti", 47.4e12, 448e9, GEFORCE, PCIE),
         Hardware("RTX 4090", 165.2e12, 1.008e12, GEFORCE, PCIE),
         Hardware("RTX 4070", 58.3e12, 504e9, GEFORCE, PCIE),
-        Hardware("RTX 3090", 71e12, 936e9, GEFORCE, PCIE),
-        Hardware("T4", 65e12, 320e9, TURING, PCIE),
+        Hardware("RTX 3090", 71e12, 936e9, GEFORCE, PCIE, fp8=False),
+        Hardware("T4", 65e12, 320e9, TURING, PCIE, fp8=False),
     )
 }
 # A name with one of these words is another chip, or a part of one: RTX 4070 Ti, RTX 4090 Laptop GPU, H100 MIG 1g.10gb.

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanogka.attention.rotary import norm, rotary_cos_sin, rotary_frequencies
+from nanogka.model import fp8
 from nanogka.model.config import GPTConfig
 from nanogka.model.kv_cache import KVCache, LayerCache
 from nanogka.model.layers import (
@@ -102,7 +103,11 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C)."""
-        return self.c_proj(SquaredReLU.apply(self.c_fc(x)))
+        hidden = self.c_fc(x)
+        if self.c_proj.in_fp8 and torch.is_grad_enabled():
+            y = fp8.FP8SquaredReLUProduct.apply(hidden.flatten(0, -2), self.c_proj.weight)
+            return y.unflatten(0, x.shape[:-1])
+        return self.c_proj(SquaredReLU.apply(hidden))
 
 
 class Block(nn.Module):
@@ -184,6 +189,19 @@ class GPT(nn.Module):
             if isinstance(module, Linear | Embedding):
                 module.weight.data = module.weight.data.to(dtype)
         return self
+
+    def fp8_layers(self) -> list[Linear]:
+        """The layers that `--fp8` multiplies in 8 bits: matrices of the blocks, not small gates or the head.
+
+        The head's logits decide the loss directly, and the loss multiplies by it in its own chunks.
+        """
+        layers = [layer for block in self.blocks for layer in block.modules() if isinstance(layer, Linear)]
+        return [layer for layer in layers if fp8.fits(layer.weight)]
+
+    def use_fp8(self) -> None:
+        """Train with these layers in 8 bits from now on."""
+        for layer in self.fp8_layers():
+            layer.in_fp8 = True
 
     @torch.no_grad()
     def init_weights(self, seed: int = 0) -> None:

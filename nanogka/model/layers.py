@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nanogka.attention import attention_mask, softmax_attention
 from nanogka.attention.rotary import CosSin, scale_queries
+from nanogka.model import fp8
 from nanogka.model.config import GPTConfig
 from nanogka.model.kv_cache import LayerCache
 from nanogka.model.spec import MixerSpec
@@ -24,6 +25,8 @@ class Linear(nn.Linear):
     # move. The cast per step is cheap next to the product. No biases, as in most recent language models: leaving them
     # out costs no quality.
 
+    in_fp8 = False  # multiply in 8 bits while gradients are recorded: in training, not in evaluations
+
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
 
@@ -31,6 +34,8 @@ class Linear(nn.Linear):
         """`GPT.init_weights` gives every parameter its value."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if self.in_fp8 and torch.is_grad_enabled():
+            return fp8.FP8Product.apply(input.flatten(0, -2), self.weight).unflatten(0, input.shape[:-1])
         return F.linear(input, self.weight.to(input.dtype))
 
 

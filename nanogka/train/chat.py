@@ -104,7 +104,9 @@ def plan_chat(
         data=mixture.describe(),
         notes=tuple(f"left out   {line}" for line in summarize(bad_conversations(mixture))),
     )
-    plan = make_plan(settings, config, base.tokenizer, budget, row_len, name, ranks, about, settings.compile)
+    plan = make_plan(
+        settings, config, base.tokenizer, budget, row_len, name, ranks, about, settings.compile, settings.fp8
+    )
     return plan, FineTuning(base, mixture)
 
 

@@ -135,7 +135,7 @@ def describe_time(plan: TrainPlan) -> str:
     machine = plan.machine
     peak = machine.hardware.peak_flops or measure_matmul(machine.device, machine.dtype)
     hardware = replace(machine.hardware, peak_flops=peak)
-    estimate = estimate_time(plan.config, plan.budget, hardware, machine.ranks.world_size)
+    estimate = estimate_time(plan.config, plan.budget, hardware, machine.ranks.world_size, fp8=machine.fp8)
     return f"about {duration(estimate.seconds)} of training at {estimate.mfu:.0%} of {peak:.2g} FLOP/s per device"
 
 

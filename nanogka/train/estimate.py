@@ -11,7 +11,7 @@ from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.train.budget import TrainingBudget
 from nanogka.train.optimizer import optimizer_state_bytes
 from nanogka.train.plan import TrainPlan
-from nanogka.train.roofline import StepTime, step_time
+from nanogka.train.roofline import StepTime, fp8_weights, step_time
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,13 @@ class TimeEstimate:
 
 
 def estimate_time(
-    config: GPTConfig, budget: TrainingBudget, hardware: Hardware, devices: int, moved: float | None = None
+    config: GPTConfig,
+    budget: TrainingBudget,
+    hardware: Hardware,
+    devices: int,
+    *,
+    moved: float | None = None,
+    fp8: bool = False,
 ) -> TimeEstimate:
     """The time of a run on devices whose `peak_flops` is known.
 
@@ -36,7 +42,8 @@ def estimate_time(
     """
     assert hardware.peak_flops, "the caller knows or has measured it"
     peak = hardware.peak_flops * devices
-    step = step_time(config, hardware, budget.total_batch_size, devices, moved=moved)
+    in_fp8 = fp8_weights(config) if fp8 else 0
+    step = step_time(config, hardware, budget.total_batch_size, devices, moved=moved, in_fp8=in_fp8)
     seconds = step.total * budget.num_iterations if step else budget.flops / (ASSUMED_MFU * peak)
     return TimeEstimate(seconds, budget.flops / (seconds * peak), step)
 

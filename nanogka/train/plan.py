@@ -75,6 +75,11 @@ class BatchSettings:
     compile: str = flag(
         "auto", "torch.compile: auto does where the run is long enough", ("auto", "on", "off"), affects="speed"
     )
+    fp8: bool = flag(
+        False,
+        "multiply by the matrices of the blocks in 8-bit floating point, on an Ada, Hopper or Blackwell GPU",
+        affects="losses",
+    )
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,7 @@ class Machine:
     hardware: Hardware
     compile: bool
     compile_reason: str
+    fp8: bool = False  # products of the blocks' matrices in 8 bits
 
     @property
     def peak_flops(self) -> float:
@@ -214,6 +220,7 @@ def make_plan(
     ranks: Ranks,
     about: About,
     compile: str | None,
+    fp8: bool = False,
 ) -> TrainPlan[S]:
     """Plan the run called `name` on this machine. `compile` is the flag's value; None: batches have many shapes.
 
@@ -228,7 +235,7 @@ def make_plan(
     folder = base_dir() / "runs" / name
     check_folder(folder, settings, config, about.facts)
     compiled = decide_compile(compile, device, budget, probe=not settings.dry_run)
-    machine = Machine(ranks, device, dtype, describe_hardware(device), *compiled)
+    machine = Machine(ranks, device, dtype, describe_hardware(device), *compiled, fp8)
     return TrainPlan(settings, config, tokenizer, budget, batch, folder, machine, about)
 
 

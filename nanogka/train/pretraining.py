@@ -47,7 +47,7 @@ def plan_pretraining(settings: TrainSettings, ranks: Ranks, core: Sequence[str])
     data = corpus.describe() if corpus else f"{settings.data}, to be fetched"
     data += "" if tokenizer else f"; no tokenizer yet, {config.vocab_size:,} ids assumed"
     about, row_len = About(facts=corpus_facts(corpus), data=data), config.sequence_len
-    plan = make_plan(settings, config, tokenizer, budget, row_len, name, ranks, about, settings.compile)
+    plan = make_plan(settings, config, tokenizer, budget, row_len, name, ranks, about, settings.compile, settings.fp8)
     if fetched and not settings.dry_run:  # last, so that nothing is fetched for a run that cannot start
         shards = settings.shards or fetched.shards_needed(budget.tokens)
         log = print if ranks.local_rank == 0 else lambda line: None  # one process per node prints

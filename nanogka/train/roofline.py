@@ -19,20 +19,24 @@ class Shares:
     """Shares of a GPU's peak FLOP/s."""
 
     products: float
+    fp8_products: float  # in 8 bits, over the peak in 16 bits
     attention: dict[str, tuple[float, float]]  # forward and backward, by version of FlashAttention; the fastest first
 
 
 # Hopper's units outrun FlashAttention 2 and the power limit. FlashAttention 4 is taken at FA3's measured rates. The
-# nominal peak of a GeForce is half of what its units do, so products reach all of it.
+# nominal peak of a GeForce is half of what its units do, so products reach all of it. Products in 8 bits are those of
+# 65,536 × 1,664 × 6,656 in nanochat's log, less the casts' time. GeForce is assumed to gain as much from 8 bits.
 SHARES = {
-    HOPPER: Shares(710 / 989, {"FA4": (560 / 989, 316 / 989), "FA2": (300 / 989, 200 / 989)}),
-    A100: Shares(0.88, {"FA2": (0.62, 0.52)}),
-    GEFORCE: Shares(1.0, {"FA2": (0.80, 0.70)}),
+    HOPPER: Shares(710 / 989, 1170 / 989, {"FA4": (560 / 989, 316 / 989), "FA2": (300 / 989, 200 / 989)}),
+    A100: Shares(0.88, 0.0, {"FA2": (0.62, 0.52)}),
+    GEFORCE: Shares(1.0, 1170 / 710, {"FA2": (0.80, 0.70)}),
 }
 BANDWIDTH = 2.95 / 3.35  # share of the peak bytes/s that element-wise kernels reach
 UPDATE = 0.01  # seconds of the optimizers, without messages
 # Element-wise traffic of a layer, in tensors of (positions, width) in 16 bits: counted by scripts.plan_gpu at depth 20.
 TRAFFIC = {"gaussian": 57, "successor": 82, "dot_product": 62}
+# What 8 bits add to it: largest elements, casts and transposes.
+FP8_TRAFFIC = {"gaussian": 20, "successor": 20, "dot_product": 38}
 LOSS_PASSES = 4  # over the logits: written, scored, and read twice for the gradients
 BACKWARD = 5 / 2  # products of attention's backward pass over those of its forward pass
 
@@ -54,10 +58,17 @@ class StepTime:
         return self.products + self.elementwise + self.attention + self.loss + self.update + self.messages
 
 
-def moved_bytes(config: GPTConfig, positions: float) -> float | None:
+def moved_bytes(config: GPTConfig, positions: float, fp8: bool = False) -> float | None:
     """Bytes that the element-wise kernels of a micro-batch read and write; None if a mixer was not counted."""
-    traffic = [TRAFFIC[mixer.name] for mixer in config.mixers() if mixer.name in TRAFFIC]
+    names = [mixer.name for mixer in config.mixers() if mixer.name in TRAFFIC]
+    traffic = [TRAFFIC[name] + fp8 * FP8_TRAFFIC[name] for name in names]
     return None if len(traffic) < config.n_layer else 2.0 * sum(traffic) * positions * config.n_embd
+
+
+def fp8_weights(config: GPTConfig) -> int:
+    """Weights that multiply in 8 bits with `--fp8`."""
+    with torch.device("meta"):
+        return sum(layer.weight.numel() for layer in GPT(config).fp8_layers())
 
 
 def attention_flops(config: GPTConfig, positions: float) -> float:
@@ -77,20 +88,29 @@ def step_time(
     *,
     moved: float | None = None,
     flash_version: str = "",
+    in_fp8: int = 0,
 ) -> StepTime | None:
     """Time of a step of `tokens` tokens on `devices` GPUs; None if the hardware or a mixer's traffic is not known.
 
     `moved` are the element-wise bytes of the tokens of one GPU, where they have been counted. `flash_version` is the
-    version of FlashAttention, the fastest of the GPU by default.
+    version of FlashAttention, the fastest of the GPU by default. `in_fp8` weights multiply in 8 bits.
     """
     mine, shares = tokens / devices, SHARES.get(hardware.family)
-    moved = moved_bytes(config, mine) if moved is None else moved
-    if shares is None or not hardware.peak_flops or not hardware.peak_bandwidth or moved is None:
+    moved = moved_bytes(config, mine, in_fp8 > 0) if moved is None else moved
+    if (
+        shares is None
+        or (in_fp8 and not hardware.fp8)
+        or not hardware.peak_flops
+        or not hardware.peak_bandwidth
+        or moved is None
+    ):
         return None
     with torch.device("meta"):
         groups = GPT(config).parameter_groups()
     sizes = {group: sum(p.numel() for p in members.values()) for group, members in groups.items()}
-    products = 6 * mine * sum(size for group, size in sizes.items() if group.is_matmul)
+    in_16_bits = sum(size for group, size in sizes.items() if group.is_matmul) - in_fp8
+    products = 6 * mine * in_16_bits / shares.products
+    products += 6 * mine * in_fp8 / shares.fp8_products if in_fp8 else 0.0
     attention = attention_flops(config, mine)
     version = flash_version or next(iter(shares.attention))
     forward, backward = (share * hardware.peak_flops for share in shares.attention[version])
@@ -98,7 +118,7 @@ def step_time(
     # Gradients are summed on their owners in float32, and new weights are sent to all.
     messages = 8 * sum(sizes.values()) / hardware.link if devices > 1 else 0.0
     return StepTime(
-        products=products / (shares.products * hardware.peak_flops),
+        products=products / hardware.peak_flops,
         elementwise=moved / bandwidth,
         attention=attention / forward + BACKWARD * attention / backward,
         loss=LOSS_PASSES * 2 * mine * config.vocab_size / bandwidth,

@@ -13,11 +13,11 @@ from nanogka import backends
 from nanogka.checkpoint import check_finite, load_weights, read_weights
 from nanogka.common.formatting import as_started
 from nanogka.common.runtime import BFLOAT16_CAPABILITY
-from nanogka.model import GPT
+from nanogka.model import GPT, fp8
 from nanogka.train.autobatch import fit_batch, largest_batch
 from nanogka.train.costs import describe_plan
 from nanogka.train.optimizer import Schedule
-from nanogka.train.plan import TrainPlan
+from nanogka.train.plan import Machine, TrainPlan
 from nanogka.train.resume import claim, restore
 from nanogka.train.run_log import open_run_log
 from nanogka.train.sharded_optimizer import ShardedOptimizer
@@ -78,6 +78,8 @@ def train_run(plan: TrainPlan, recipe: Recipe) -> int:
         # Every rank draws the same initial weights from the seed, so they need not be sent.
         model = GPT(plan.config, seed=settings.seed, compute_dtype=machine.dtype).to(device)
         model.activation_checkpointing = settings.activation_checkpointing
+        if machine.fp8:
+            model.use_fp8()
         muon_dtype = torch.bfloat16 if machine.dtype == torch.bfloat16 else torch.float32
         optimizer = ShardedOptimizer(model, settings, plan.budget, muon_dtype, ranks)
         if recipe.base is not None and start.checkpoint is None:
@@ -118,18 +120,34 @@ def choose_kernels(plan: TrainPlan) -> None:
     pay for the machine by the minute.
     """
     kernels = backends.select_kernels(plan.machine.device, plan.machine.dtype)
+    if plan.machine.fp8:
+        check_fp8(plan.machine, plan.batch.row_len, dry_run=plan.settings.dry_run)
+        kernels["products"] = "FP8"
     if plan.machine.ranks.is_main and kernels:
         print("kernels    " + ", ".join(f"{name}: {choice}" for name, choice in kernels.items()), flush=True)
     fallen_back = {name: choice for name, choice in kernels.items() if choice.startswith("torch (")}
     if fallen_back and not plan.settings.allow_torch:
         reasons = "; ".join(f"{name}: {choice}" for name, choice in fallen_back.items())
         raise ValueError(
-            f"allow_torch: got off, but a kernel does not work here ({reasons}); on trains more slowly{too_old(plan)}"
+            f"allow_torch: got off, but a kernel does not work here ({reasons}); on trains more slowly"
+            f"{too_old(plan.machine)}"
         )
 
 
-def too_old(plan: TrainPlan) -> str:
+def check_fp8(machine: Machine, row_len: int, *, dry_run: bool = False) -> None:
+    """Raise ValueError where products in 8 bits do not work, or would take longer than in 16."""
+    if row_len % fp8.MULTIPLE:
+        raise ValueError(f"fp8: got True, expected False for rows of {row_len} tokens, no multiple of {fp8.MULTIPLE}")
+    if (reason := fp8.product_fault(machine.device)) is not None:
+        raise ValueError(f"fp8: got True, but products in 8 bits do not work here ({reason})")
+    if machine.device.type == "cuda" and not machine.compile and not dry_run:
+        raise ValueError("fp8: got True, expected False without torch.compile: the casts would take longer")
+
+
+def too_old(machine: Machine) -> str:
     """A sentence for a GPU without bfloat16, empty for others."""
-    if plan.machine.device.type != "cuda" or torch.cuda.get_device_capability(plan.machine.device) >= BFLOAT16_CAPABILITY:
+    device = machine.device
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) >= BFLOAT16_CAPABILITY:
         return ""
-    return f". {plan.machine.hardware.name} has no bfloat16: the oldest supported GPUs are Ampere's, such as A100 and RTX 3090"
+    name = machine.hardware.name
+    return f". {name} has no bfloat16: the oldest supported GPUs are Ampere's, such as A100 and RTX 3090"

@@ -6,7 +6,7 @@ pytest.importorskip("triton")
 
 from nanogka.bench.gpu_plan import plan_kernels
 from nanogka.model import GPTConfig
-from nanogka.train.roofline import TRAFFIC, moved_bytes
+from nanogka.train.roofline import FP8_TRAFFIC, TRAFFIC, moved_bytes
 
 ROWS = 32
 # GB that the element-wise kernels of four layers move, and kernels; 5 % above what was counted.
@@ -25,3 +25,13 @@ def test_a_commit_that_moves_more_memory_is_seen(mixer, monkeypatch):
     assert plan.fused <= kernels
     assert plan.others["torch.ops.torch_attn._varlen_attn.default"] == 4, "attention is torch's, in the graph"
     assert 5 * plan.moved == pytest.approx(moved_bytes(config, ROWS * 2048), rel=0.05), TRAFFIC
+
+
+@pytest.mark.slow
+def test_fp8_is_planned_and_keeps_less(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    config = GPTConfig.from_depth(20, "gaussian", sequence_len=2048, vocab_size=32768)
+    plan = plan_kernels(config, ROWS, fp8=True)
+    assert plan.others["extern_kernels._scaled_mm"] == 3 * 3 * 20
+    assert plan.kept < 0.8 * 42.7e9
+    assert plan.moved == pytest.approx(moved_bytes(config, ROWS * 2048, fp8=True), rel=0.05), FP8_TRAFFIC

@@ -72,6 +72,11 @@ done
 # The tokenizer, a byte-level BPE, needs eight shards. The rest is downloaded while it is trained. The embedded corpus is
 # the documentation of the installed Python.
 
+# Torch's compiler needs only the sizes, so it works meanwhile: on every GPU, because its cache is per device.
+if [ "$GPUS" -gt 0 ] && [ -z "${STAGE:-}${TRAIN_FLAGS:-}" ]; then
+    ahead "compile the training step" $launch scripts.bench -- train --device cuda --mixers "${ATTENTION%% *}" --depth "$DEPTH" \
+        --sequence-len "$SEQUENCE_LEN" --vocab-size "$VOCAB_SIZE" --batch "${DEVICE_BATCH_SIZE:-32}" --repeats 1
+fi
 if during prepare; then
     [ -z "$corpus_flags" ] || step "fetch the tokenizer's data" python -m scripts.fetch --data "$DATA" -n 8
     [ -z "$corpus_flags$extra_flags" ] || behind "fetch everything else" \

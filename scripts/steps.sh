@@ -134,12 +134,22 @@ behind() {
     [ "${DRY_RUN:-}" != 1 ] || { try "$@"; waiting=(); return 0; }
     mkdir -p "$base"
     "${@:2}" >"$base/behind.log" 2>&1 &
+    waiting_for=$!
 }
 waiting=()
 caught_up() {
-    [ "${#waiting[@]}" = 0 ] || wait $! || step "${waiting[@]}"
+    [ "${#waiting[@]}" = 0 ] || wait "$waiting_for" || step "${waiting[@]}"
     waiting=()
 }
+
+# ahead TITLE COMMAND…: run a step that makes the first training start faster; nothing is lost if it fails.
+ahead() {
+    [ "${DRY_RUN:-}" != 1 ] || { try "$@"; return 0; }
+    mkdir -p "$base"
+    "${@:2}" >"$base/ahead.log" 2>&1 &
+    ahead_of=$!
+}
+ahead_of=
 
 # refused RUN: go on without one of several mixers if it refused its settings; otherwise stop.
 refused() {
@@ -152,6 +162,8 @@ refused() {
 train() {
     local run=$1 before
     shift
+    [ -z "$ahead_of" ] || wait "$ahead_of" || true # it uses the GPUs' memory
+    ahead_of=
     while :; do
         before=$(newest_step "$run")
         try "$@"

@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from nanogka.common.cli import DeviceSettings, json_flag, print_json
+from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors, in_one_line
 from nanogka.common.formatting import markdown_table
 from nanogka.common.runtime import describe_hardware, pick_device_and_dtype
@@ -28,6 +29,9 @@ class BenchSettings(DeviceSettings):
         """Device and dtype. Raises ValueError with all errors found so far."""
         device, dtype = pick_device_and_dtype(self.device, self.dtype, errors)
         errors.raise_if_any()
+        device = Ranks.from_environment().device(device)  # below scripts.launch each process has its own GPU
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
         return device, dtype
 

@@ -132,7 +132,7 @@ def test_times_and_prices_of_the_documents_follow_from_the_counts(mixer):
 
 
 def test_plan_gpu_prints_price_and_memory_of_all_gpus(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("nanogka.bench.gpu_costs.count_kernels", lambda config, rows: COUNTS)
+    monkeypatch.setattr("nanogka.bench.gpu_costs.count_kernels", lambda *of: COUNTS)
     assert plan_gpu.main(["--price", "3", "--json"]) == 0
     printed = capsys.readouterr().out
     seconds = plan_on_gpus("gaussian", GPTConfig.from_depth(20, "gaussian", **DEPTH_20), 32, H100, 8, 3.0, COUNTS)
@@ -141,6 +141,8 @@ def test_plan_gpu_prints_price_and_memory_of_all_gpus(capsys, monkeypatch, tmp_p
     assert f", ${dollars:,.2f}" in printed
     # Parameters in float32; Muon's momentum and AdamW's two moments, of which each GPU has an eighth.
     assert re.search(r"checkpoint +3\.4 GB", printed)
+    assert plan_gpu.main(["--fp8", "--hardware", "A100"]) == 2
+    assert "--fp8: got True, expected false: A100 has no products in 8 bits" in capsys.readouterr().err
     assert plan_gpu.main(["--hardware", "t4"]) == plan_gpu.main(["--hardware", "h101"]) == 2
     refused = capsys.readouterr().err
     assert "--hardware: got 't4', expected Ampere or newer" in refused

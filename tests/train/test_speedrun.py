@@ -110,7 +110,12 @@ def test_a_recipe_or_mixers_can_be_chosen(tmp_path):
 def test_gpu_node_fetches_first_and_uses_all_gpus(tmp_path):
     text = speedrun(tmp_path, GPUS="8", ATTENTION="gaussian dot_product").stdout
     planned = ["scripts.base_train"] * 2
-    assert scripts_of(text) == [*planned, *PREPARED, *TRAINED, *TRAINED, *TALKS], "it plans before it downloads"
+    before = [*planned, "scripts.bench"]
+    assert scripts_of(text) == [*before, *PREPARED, *TRAINED, *TRAINED, *TALKS], "it plans before it downloads"
+    compiled = command_of(text, "bench")
+    assert " --nproc_per_node=8 -m scripts.bench -- train --device cuda --mixers gaussian --depth 20 " in compiled
+    assert compiled.endswith(" --sequence-len 2048 --vocab-size 32768 --batch 32 --repeats 1")
+    assert "scripts.bench" not in speedrun(tmp_path, GPUS="8", TRAIN_FLAGS="--network july").stdout, "another model"
     assert "fetch --data fineweb-edu -n 101 --bundle --chat-tasks --conversations smoltalk:9" in text
     assert "--conversations smoltalk:9\\,embedded:1 --tokenizer fineweb-edu-32768 --sequence-len 2048" in text
     assert text.count("--shards 101 ") == 4, "every mixer reads the same text"
@@ -126,7 +131,8 @@ def test_stages_are_the_parts_of_the_whole_and_only_one_uses_the_gpus(tmp_path):
     whole = speedrun(tmp_path, GPUS="8").stdout
     planned = [line for line in commands if line.endswith(" --dry-run")]
     others = [line for line in commands if line not in planned]
-    assert [*planned, *others] == [line for line in whole.splitlines() if line.startswith("   python ")]
+    everything = [line for line in whole.splitlines() if line.startswith("   python ")]
+    assert [*planned, *others] == [line for line in everything if "scripts.bench" not in line]
     assert scripts_of(parts["prepare"]) == PREPARED
     assert [stage for stage, text in parts.items() if "cuda" in text or "scripts.launch" in text] == ["train"]
     assert ["Talk to it" in text for text in parts.values()] == [False, False, True]

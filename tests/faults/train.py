@@ -211,7 +211,7 @@ MUTANTS = [
         "nanogka/train/autobatch.py",
         "tests/train/test_autobatch.py",
         (
-            "if activations is None or kept + activations < MEMORY_SHARE * memory:",
+            "if activations is None or held + activations < MEMORY_SHARE * memory:",
             "if True:",
             "test_the_first_try_is_the_largest_that_the_estimate_allows_on_80_gb",
         ),
@@ -235,7 +235,35 @@ MUTANTS = [
         "tests/train/test_roofline.py",
         ("(W + 1) * T - W * (W + 1) / 2", "(W + 1) * T", "test_attention_counts_the_visible_pairs"),
         ("/ hardware.link if devices > 1", "/ 330e9 if devices > 1", "test_messages_are_priced_by_the_link"),
-        ("A100: Shares(0.88, {", "A100: Shares(710 / 989, {", "test_published_steps_come_out"),
+        ("A100: Shares(0.88, 0.0", "A100: Shares(710 / 989, 0.0", "test_published_steps_come_out"),
+    ),
+    *of(
+        "nanogka/train/sharded_optimizer.py",
+        "tests/train/test_sharded_optimizer.py",
+        (
+            "finish = partial(self._take_weights, sent, bucket, values)",
+            "self._take_weights(sent, bucket, values)",
+            "test_a_message_is_under_way_while_the_next_bucket_is_made_and_the_numbers_stay",
+        ),
+    ),
+    *of(
+        "nanogka/model/fp8.py",
+        "tests/model/test_fp8.py",
+        (
+            "/ torch.finfo(dtype).max ",
+            "/ 200 ",
+            "test_the_largest_element_is_exact_and_others_are_rounded",
+        ),
+        ("(2 * (y8.float()", "((y8.float()", "test_squared_relu_follows_from_its_8_bit_values"),
+    ),
+    *of(
+        "nanogka/bench/first_hour.py",
+        "tests/scripts/test_gpu_first.py",
+        (
+            "if process.exitcode < 0 and not late:",
+            "if False:",
+            "test_a_stage_that_the_kernel_kills_is_not_out_of_time",
+        ),
     ),
     *of(
         "nanogka/train/estimate.py",

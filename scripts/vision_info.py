@@ -35,6 +35,7 @@ def body(settings: Settings, errors: Errors) -> None:
     errors.require(set(sizes) <= set(SIZES), "--sizes", settings.sizes, f"names of {', '.join(SIZES)}")
     errors.raise_if_any()
     peak = GPUS[GPU].peak_flops
+    assert peak, "its data sheet has it"
     print(format_costs(table_costs(sizes), peak))
     print(f"\nHours: ImageNet-1k, {EPOCHS} epochs, one {GPU} at {ASSUMED_MFU:.0%} of {peak:.3g} FLOP/s.")
 

@@ -19,7 +19,7 @@ def _parents() -> dict[int, int]:
     """{process: its parent}, from /proc, because small containers lack `ps`; from `ps` on macOS, which lacks /proc."""
     if not Path("/proc/self/stat").exists():
         listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-        return dict(tuple(map(int, line.split())) for line in listed.splitlines())
+        return {int(child): int(parent) for child, parent in map(str.split, listed.splitlines())}
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended

@@ -26,7 +26,7 @@ from nanogka.common.formatting import first_few
 from nanogka.model import GPT
 from nanogka.train.async_checkpoint import host_copy
 from nanogka.train.budget import TrainingBudget
-from nanogka.train.optimizer import build_optimizers, state_bytes, state_shapes
+from nanogka.train.optimizer import Muon, build_optimizers, state_bytes, state_shapes
 from nanogka.train.snapshots import LearningRates
 
 BUCKET = 2**25  # elements: 128 MiB of float32; a larger parameter gets its own bucket
@@ -65,7 +65,9 @@ class ShardedOptimizer:
         self.owned = {name: p for name, p in self.parameters.items() if self.owners[name] == self.ranks.rank}
         several = self.ranks.world_size > 1
         self.buckets = make_buckets(self.parameters, self.owners, self._kinds) if several else []
-        self.adamw, self.muon = self.optimizers = build_optimizers(model, rates, budget, muon_dtype, self.owned)
+        self.adamw, muon = self.optimizers = build_optimizers(model, rates, budget, muon_dtype, self.owned)
+        assert isinstance(muon, Muon)
+        self.muon = muon
 
     def reduce_gradients(self, loss: Tensor) -> tuple[float, list[float]]:
         """Average the gradients over ranks, each on its owner; the other ranks drop theirs.
@@ -80,6 +82,7 @@ class ShardedOptimizer:
             # Only the owner needs the sum: a reduce moves half the bytes of an all-reduce. The other half follows in
             # `step`, when the owner sends the updated weights.
             sent = dist.reduce(total, dst=bucket.owner, async_op=True)
+            assert sent is not None, "this rank is in the group"
             if finish:
                 finish()
             finish = partial(self._take_sum, sent, bucket, total)
@@ -128,6 +131,7 @@ class ShardedOptimizer:
             done.add(bucket.shape)
             values = flatten(bucket.parameters)
             sent = dist.broadcast(values, src=bucket.owner, async_op=True)
+            assert sent is not None, "this rank is in the group"
             if finish:
                 finish()
             finish = partial(self._take_weights, sent, bucket, values)

@@ -3,8 +3,8 @@
 Every rank holds all weights, so forward and backward need no communication. The ranks divide the memory of the
 optimizer state and the work of the update. A parameter is never split, because Muon needs the whole matrix to
 orthogonalize its update. Parameters of one owner travel in buckets: a message has a fixed cost (latency, a launch) that
-a vector of 20 numbers does not repay. A message is under way while the next bucket is updated and packed, and only
-one, which bounds the memory.
+a vector of 20 numbers does not repay. Gradients travel one bucket ahead of those that are summed up, new weights while
+the next matrices are updated. This bounds the memory.
 
 With one rank these are the plain optimizers. A checkpoint has the whole state by parameter name, so any number of ranks
 can resume from it.
@@ -13,6 +13,8 @@ can resume from it.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 
 import torch
 import torch.distributed as dist
@@ -121,29 +123,31 @@ class ShardedOptimizer:
         self.adamw.step()
         if not self.buckets:
             self.muon.step()
-        finish: Callable[[], None] | None = None
-        done: set[torch.Size | None] = {None}
-        # All ranks send in one order: AdamW's buckets, then those of each shape of matrix. So every rank updates its
-        # matrices of a shape while the weights before them travel.
-        for bucket in self.buckets:
-            if bucket.shape is not None and bucket.shape not in done:
-                self.muon.step_shape(bucket.shape)
-            done.add(bucket.shape)
-            values = flatten(bucket.parameters)
-            sent = dist.broadcast(values, src=bucket.owner, async_op=True)
-            assert sent is not None, "this rank is in the group"
-            if finish:
-                finish()
-            finish = partial(self._take_weights, sent, bucket, values)
-        if finish:
-            finish()
+        # All ranks send in one order: AdamW's buckets, then those of each shape of matrix. Muon updates the matrices of a
+        # shape while the weights of the shape before travel.
+        arriving: list[Callable[[], None]] = []
+        for shape, buckets in groupby(self.buckets, key=attrgetter("shape")):
+            if shape is not None:
+                self.muon.step_shape(shape)
+            for receive in arriving:
+                receive()
+            arriving = [self._send_weights(bucket) for bucket in buckets]
+        for receive in arriving:
+            receive()
         self.zero_grad()
 
-    def _take_weights(self, sent: dist.Work, bucket: Bucket, values: Tensor) -> None:
-        """Wait for a bucket's new weights and copy them."""
-        sent.wait()
-        if bucket.owner != self.ranks.rank:
-            torch._foreach_copy_([*bucket.parameters], unflatten(values, bucket.parameters))
+    def _send_weights(self, bucket: Bucket) -> Callable[[], None]:
+        """Start to send a bucket's new weights; return what waits for them and copies them."""
+        values = flatten(bucket.parameters)
+        sent = dist.broadcast(values, src=bucket.owner, async_op=True)
+        assert sent is not None, "this rank is in the group"
+
+        def receive() -> None:
+            sent.wait()
+            if bucket.owner != self.ranks.rank:
+                torch._foreach_copy_([*bucket.parameters], unflatten(values, bucket.parameters))
+
+        return receive
 
     # ---- state ----
 

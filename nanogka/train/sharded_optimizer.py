@@ -123,8 +123,8 @@ class ShardedOptimizer:
         self.adamw.step()
         if not self.buckets:
             self.muon.step()
-        # All ranks send in one order: AdamW's buckets, then those of each shape of matrix. Muon updates the matrices of a
-        # shape while the weights of the shape before travel.
+        # All ranks send in one order: AdamW's buckets, then those of each shape of matrix. Muon updates the matrices of
+        # a shape while the weights of the shape before travel.
         arriving: list[Callable[[], None]] = []
         for shape, buckets in groupby(self.buckets, key=attrgetter("shape")):
             if shape is not None:

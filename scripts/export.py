@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from nanogka.common.cli import WhichRun, command, flag
 from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path
+from nanogka.common.formatting import one_line
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ def body(settings: Settings, errors: Errors) -> None:
         check_repository(settings.push_to_hub, errors)
     loaded = errors.capture(lambda: load_run(settings.run, step=settings.step))
     errors.raise_if_any()
-    questions, about = questions_to_show(loaded, settings.own_questions)
+    questions, about = questions_to_show(loaded, settings.own_questions, 1)
     if loaded.kind == "chat":
-        print(f"questions: README.md {about}")
+        print(one_line(f"questions in README.md: {about}"))
     written = export_run(loaded, folder, next(iter(questions), "Hello"))
     print(f"{loaded.tag}, step {loaded.step}: written to {written}")
     if settings.push_to_hub:

@@ -54,7 +54,7 @@ def body(settings: Settings, errors: Errors) -> None:
     size = byte_size(len(page.html.encode()))
     changed = f"logits by at most {page.largest_difference:.3g}, the loss by {page.loss_difference:+.2g} nats per token"
     if run.kind == "chat":
-        print(f"questions: the page {about}")
+        print(one_line(f"questions on the page: {about}"))
     print(f"weights: {page.weights}; on the page's text the rounding changes {changed}")
     print(one_line(f"page: {out} ({size})"))
 

@@ -82,16 +82,17 @@ def own_sources(text: str) -> list[str]:
     return [name for name in names if name not in public and not name.startswith(HUB_PREFIX)]
 
 
-def questions_to_show(run: Run, with_own: bool = False) -> tuple[list[str], str]:
-    """Questions of a chat run for what is made to be passed on, and what to tell the user about them.
+def questions_to_show(run: Run, with_own: bool, most: int | None = None) -> tuple[list[str], str]:
+    """At most `most` questions of a chat run for what is made to be passed on, and how many, for the user.
 
     Questions of the user's own conversations are among them only on request.
     """
     own = own_sources(str(run.part("settings").get("data") or EMBEDDED))
     if own and not with_own:
-        return [], f"shows no question, because {', '.join(own)} may be private (--own-questions shows them)"
-    source = f"of {', '.join(own)}, which everybody can read" if own else "of public data"
-    return run.examples, f"holds {len(run.examples)} questions {source}"
+        return [], f"0, because those of {', '.join(own)} may be private (--own-questions shows them)"
+    source = f"of {', '.join(own)}, for all readers" if own else "of public data"
+    questions = run.examples[:most]
+    return questions, f"{len(questions)} {source}"
 
 
 def embedded(seed: int, calculator: bool = True) -> ConversationSource:

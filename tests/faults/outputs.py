@@ -151,6 +151,68 @@ MUTANTS = [
         ),
     ),
     *of(
+        "nanogka/page/worker.js",
+        "tests/page/test_engine.py",
+        (
+            "context - Math.min(most, context >> 2)",
+            "context",
+            "test_a_reply_has_room_although_the_conversation_fills_the_context",
+        ),
+        (
+            "largest) / temperature)",
+            "largest) / Math.sqrt(temperature))",
+            "test_sampling_at_half_the_temperature_squares_the_probabilities",
+        ),
+        (
+            "bytes += tokenizer.bytes(id).length;",
+            "bytes += 1;",
+            "test_the_score_is_in_bits_per_byte_of_the_text",
+        ),
+        (
+            "if (written?.key === key)",
+            "if (written)",
+            "test_a_text_written_after_a_change_of_the_first_layer_is_that_of_the_changed_model",
+        ),
+    ),
+    *of(
+        "nanogka/page/calculator.js",
+        "tests/page/test_engine.py",
+        ("    quotient -= 1;\n", "", "test_the_calculator_never_gives_another_value_than_python"),
+    ),
+    *of(
+        "nanogka/page/tokenizer.js",
+        "tests/page/test_engine.py",
+        (
+            "text = text.slice(0, (most + 64) * this.longest);",
+            "",
+            "test_only_the_part_of_a_text_that_can_matter_is_tokenized",
+        ),
+    ),
+    *of(
+        "nanogka/plots/report.py",
+        "tests/scripts/test_report.py",
+        (
+            'task.get("distinct") or task.get("items")',
+            'task.get("items")',
+            "test_the_chat_models_scores_and_replies_stand_in_the_report",
+        ),
+        ("rate / (peak * devices)", "rate / peak", "test_the_share_of_the_peak_is_that_of_all_devices"),
+        (
+            "95 % from {found.low:+.4f} to {found.high:+.4f}",
+            "95 % from {found.high:+.4f} to {found.low:+.4f}",
+            "test_two_runs_are_compared_document_by_document",
+        ),
+    ),
+    *of(
+        "nanogka/plots/style.py",
+        "tests/plots/test_figures.py",
+        (
+            "    atomic_write(path, content.getvalue())\n",
+            "    path.write_bytes(content.getvalue())\n",
+            "test_a_figure_is_complete_or_the_old_one_stays",
+        ),
+    ),
+    *of(
         "nanogka/page/build.py",
         "tests/page/test_page.py",
         ('if layer["kind"] not in SUPPORTED:', "if False:", "test_a_model_that_a_page_cannot_compute_is_refused"),

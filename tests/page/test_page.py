@@ -18,7 +18,8 @@ from nanogka.page.build import TEXT, build_page
 from nanogka.page.weights import pack, with_rounded_weights
 from nanogka.runs import LoadedRun
 from nanogka.tokenizer import Tokenizer
-from scripts import page as script
+from scripts import export as export_script
+from scripts import page as page_script
 
 ALL_OPTIONS = {"qk_affine": True, "short_conv": 3, "successor_keys": True, "learned_temperature": True}
 READY = "typeof shown !== 'undefined' && Boolean(shown) && !busy && !stale && !writing"
@@ -335,11 +336,26 @@ def test_a_model_that_a_page_cannot_compute_is_refused(tmp_path):
 
 def test_the_command_writes_a_page_and_says_what_rounding_changes(base, tmp_path, capsys):
     save_run(base / "runs" / "tiny", small_model("S"))
-    assert script.main(["--run", "tiny", "--out", str(tmp_path / "a" / "b.html")]) == 0
+    assert page_script.main(["--run", "tiny", "--out", str(tmp_path / "a" / "b.html")]) == 0
     out = capsys.readouterr().out
     assert "rounding changes logits by at most" in out
     assert (tmp_path / "a" / "b.html").stat().st_size > 100_000
-    assert script.main(["--run", "tiny"]) == 0
+    assert page_script.main(["--run", "tiny"]) == 0
     assert (base / "runs" / "tiny" / "model.html").is_file()
-    assert script.main(["--run", "tiny", "--out", str(tmp_path), "--text", ""]) == 2
+    assert page_script.main(["--run", "tiny", "--out", str(tmp_path), "--text", ""]) == 2
     assert "--out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("data, flags, shown", [
+    ("embedded:2,hub:a/b", (), True), ("embedded,mine.jsonl:2", (), False), ("mine.jsonl", ("--own-questions",), True),
+])  # fmt: skip
+def test_questions_of_own_conversations_leave_only_on_request(base, tmp_path, capsys, data, flags, shown):
+    folder = save_run(base / "runs" / "talk", small_model("S"), kind="chat", data=data)
+    (folder / "examples.json").write_text('["What did Aunt May say?"]')
+    for name, file in (("page", "model.html"), ("export", "README.md")):
+        out = tmp_path / name / file
+        command = page_script if name == "page" else export_script
+        assert command.main(["--run", "talk", "--out", str(out if name == "page" else out.parent), *flags]) == 0
+        assert ("Aunt May" in out.read_text(encoding="utf-8")) == shown
+        told = capsys.readouterr().out
+        assert (": 1 of" if shown else ": 0, because those of mine.jsonl may be private") in told

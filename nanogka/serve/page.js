@@ -166,7 +166,7 @@ async function copy(text) {
 
 function edit(article, index) {
   const area = make("textarea", { value: messages[index].content, ariaLabel: "Edit the message" });
-  area.onkeydown = (event) => { if (event.key === "Escape") draw(); };
+  area.onkeydown = (event) => { if (event.key === "Escape" && !composes(event)) draw(); };
   const tools = make("div", { className: "tools" },
     make("button", { type: "button", textContent: "Cancel", onclick: draw }),
     make("button", { type: "button", textContent: "Send", className: "main", onclick: () => {

@@ -36,8 +36,10 @@ function arrow(event) {
   return { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? null;
 }
 
-/** Whether a key sends a message. An Enter that ends the input of a Japanese word does not; Safari gives it code 229. */
-const sends = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229;
+/** Whether a key belongs to the input of a word, as in Japanese. For the Enter that ends it, Safari tells by code 229. */
+const composes = (event) => event.isComposing || event.keyCode === 229;
+/** Whether a key sends a message. */
+const sends = (event) => event.key === "Enter" && !event.shiftKey && !composes(event);
 
 /** Read or keep a value of `localStorage` or `sessionStorage`. Where storage is forbidden, it is lost. */
 function stored(storage, name, value) {

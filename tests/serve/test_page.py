@@ -212,6 +212,14 @@ def test_all_scripts_can_be_typed_read_and_copied(browser):
             assert first > last, place
         first, last = browser.evaluate(f"{ENDS}('article.assistant pre code')")
         assert first < last
+        press(browser, "Edit")
+        escape = "document.querySelector('article textarea').dispatchEvent(new KeyboardEvent('keydown', {0}))"
+        for options, left in (  # the end of a word, the end of the edit
+            ("{key: 'Escape', keyCode: 229}", 1),
+            ("{key: 'Escape'}", 0),
+        ):  # the end of a word, of the edit
+            browser.evaluate(escape.format(options))
+            assert browser.evaluate("document.querySelectorAll('article textarea').length") == left
         # Plain HTTP from another machine has no clipboard; the text is copied all the same, and the page says so.
         browser.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined}); window.copied = ''")
         browser.evaluate("addEventListener('copy', () => { copied = document.activeElement.value; })")

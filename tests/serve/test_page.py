@@ -214,10 +214,8 @@ def test_all_scripts_can_be_typed_read_and_copied(browser):
         assert first < last
         press(browser, "Edit")
         escape = "document.querySelector('article textarea').dispatchEvent(new KeyboardEvent('keydown', {0}))"
-        for options, left in (  # the end of a word, the end of the edit
-            ("{key: 'Escape', keyCode: 229}", 1),
-            ("{key: 'Escape'}", 0),
-        ):  # the end of a word, of the edit
+        # The first Escape ends the input of a word, the second the edit.
+        for options, left in (("{key: 'Escape', keyCode: 229}", 1), ("{key: 'Escape'}", 0)):
             browser.evaluate(escape.format(options))
             assert browser.evaluate("document.querySelectorAll('article textarea').length") == left
         # Plain HTTP from another machine has no clipboard; the text is copied all the same, and the page says so.

@@ -187,8 +187,9 @@ def build_optimizers(model: GPT, depth: int) -> list[torch.optim.Optimizer]:
     groups = [
         {"params": [model.embedding.weight], "lr": 0.3 * width},
         {"params": [model.lm_head.weight], "lr": 0.004 * width},
-        {"params": [model.resid_lambdas], "lr": 0.005},
-        {"params": [model.x0_lambdas], "lr": 0.5, "betas": (0.96, 0.95)},
+        # Their first gradients are rounding noise of 1e-10, which a smaller ε would turn into steps of full size.
+        {"params": [model.resid_lambdas], "lr": 0.005, "eps": 1e-6},
+        {"params": [model.x0_lambdas], "lr": 0.5, "betas": (0.96, 0.95), "eps": 1e-6},
         {"params": bandwidths, "lr": 0.02},
     ]
     adamw = torch.optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-10, weight_decay=0)

@@ -92,9 +92,19 @@ def missing_defaults(settings: Mapping[str, object], network: str) -> dict[str, 
 # vector of one token, and a batch holds few of the tokens. A vector or a number has no singular directions.
 
 
-def adamw(lr: float, betas: tuple[float, float] = (0.8, 0.95), weight_decay: float = 0.0) -> dict:
+def adamw(
+    lr: float, betas: tuple[float, float] = (0.8, 0.95), weight_decay: float = 0.0, eps: float = 1e-10
+) -> dict:
     """A group of AdamW. nanochat's averages are short, 5 and 20 steps: Muon changes the matrices quickly."""
-    return {"lr": lr, "betas": betas, "weight_decay": weight_decay}
+    # ε is far below the root mean square of any gradient: lm_head starts near zero, and rows of rare tokens see tiny
+    # ones. A larger ε would keep these from moving at the full rate.
+    return {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps}
+
+
+# At the first step the blocks add nothing and the last norm removes any scale, so the gradients of λ and μ are rounding
+# noise of about 1e-10; later they are about 1e-2. A smaller ε would make a step of full size out of the noise, as
+# nanochat's does.
+SCALAR_EPS = 1e-6
 
 
 def muon(lr: float, weight_decay: float) -> dict:
@@ -110,9 +120,9 @@ def february_groups(lr: LearningRates, width: float, batch: float, decay: float)
         "value_embedding": adamw(lr.embedding_lr * width * batch),
         "lm_head": adamw(lr.unembedding_lr * width * batch),
         # λ multiplies the residual stream in every layer, so its changes compound: a hundredth of the rate.
-        "resid_lambdas": adamw(0.01 * lr.scalar_lr * batch),
+        "resid_lambdas": adamw(0.01 * lr.scalar_lr * batch, eps=SCALAR_EPS),
         # One number whose gradient is a noisy sum over all tokens, at the largest rate of all: average 25 steps.
-        "x0_lambdas": adamw(lr.scalar_lr * batch, betas=(0.96, 0.95)),
+        "x0_lambdas": adamw(lr.scalar_lr * batch, betas=(0.96, 0.95), eps=SCALAR_EPS),
         "vector": adamw(lr.vector_lr * batch),
         "bandwidth": adamw(lr.bandwidth_lr * batch),
         # What February lacks, where an option adds it.
@@ -128,8 +138,8 @@ def july_groups(lr: LearningRates, width: float, batch: float, decay: float) -> 
         "embedding": adamw(lr.embedding_lr * width * batch, betas=(0.8, 0.995), weight_decay=0.001),
         "value_embedding": adamw(0.5 * lr.embedding_lr * width * batch, betas=(0.8, 0.995), weight_decay=0.01),
         "lm_head": adamw(lr.unembedding_lr * width * batch, betas=(0.8, 0.96), weight_decay=0.01),
-        "resid_lambdas": adamw(0.01 * lr.scalar_lr * batch, weight_decay=0.05),
-        "x0_lambdas": adamw(lr.scalar_lr * batch, betas=(0.96, 0.95)),
+        "resid_lambdas": adamw(0.01 * lr.scalar_lr * batch, weight_decay=0.05, eps=SCALAR_EPS),
+        "x0_lambdas": adamw(lr.scalar_lr * batch, betas=(0.96, 0.95), eps=SCALAR_EPS),
         "vector": adamw(lr.vector_lr * batch),
         "bandwidth": adamw(lr.bandwidth_lr * batch),
         "smear_gate": adamw(SMEAR_LR),

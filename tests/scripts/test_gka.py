@@ -58,8 +58,8 @@ def test_losses_and_bits_per_byte_equal_those_of_the_package(text, package_model
     losses, expected = gka.train(single, text, DEPTH, STEPS, seed=1), train_package(package_model, text)
     assert losses[0] == pytest.approx(math.log(256), abs=0.01)
     assert losses[-1] < 0.7 * losses[0]
-    # Only rounding differs (the order of sums), and training amplifies it a little from step to step.
-    assert losses[:10] == pytest.approx(expected[:10], abs=2e-5)
+    # Only rounding differs (the package's norm has its own backward pass), and training amplifies it from step to step.
+    assert losses[:10] == pytest.approx(expected[:10], abs=1e-4)
     assert losses == pytest.approx(expected, abs=2e-3)
     rows = text[: 8 * gka.CONTEXT + 1].long()
     pairs = [(rows[:-1].view(8, -1), rows[1:].view(8, -1))]

@@ -40,7 +40,8 @@ def gradient(name, shape, step):
     generator = torch.Generator().manual_seed(1000 * step + sum(map(ord, name)))
     mean = torch.randn(shape, generator=torch.Generator().manual_seed(sum(map(ord, name))))
     rows = torch.logspace(-1, 1, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
-    return (torch.randn(shape, generator=generator) + 0.2 * mean) * rows
+    size = 3e-6 if name == "x0_lambdas" else 1.0  # near its ε, so that another ε shows
+    return (torch.randn(shape, generator=generator) + 0.2 * mean) * rows * size
 
 
 def muon(weight, gradients, lr, decay, network):
@@ -71,13 +72,13 @@ def muon(weight, gradients, lr, decay, network):
     return weight
 
 
-def adamw(weight, gradients, network, lr, beta1, beta2=0.95, decay=0.0):
+def adamw(weight, gradients, network, lr, beta1, beta2=0.95, decay=0.0, epsilon=1e-10):
     """AdamW by the book, float32."""
     mean, square = torch.zeros_like(weight), torch.zeros_like(weight)
     for t, g in enumerate(gradients):
         rate = lr * rate_factor(network, t)
         mean, square = beta1 * mean + (1 - beta1) * g, beta2 * square + (1 - beta2) * g * g
-        root = (square / (1 - beta2 ** (t + 1))).sqrt() + 1e-10
+        root = (square / (1 - beta2 ** (t + 1))).sqrt() + epsilon
         weight = weight * (1 - rate * decay) - rate * mean / (1 - beta1 ** (t + 1)) / root
     return weight
 
@@ -89,12 +90,13 @@ def expected(name, weight, network, scale):
     wide = width * factor
     february = {"embedding.weight": (0.3 * wide, 0.8), "table.weight": (0.3 * wide, 0.8)}
     february |= {"lm_head.weight": (0.004 * wide, 0.8), "log_bandwidth": (LearningRates.bandwidth_lr * factor, 0.8)}
-    february |= {"resid_lambdas": (0.005 * factor, 0.8), "x0_lambdas": (0.5 * factor, 0.96)}
+    february |= {"resid_lambdas": (0.005 * factor, 0.8, 0.95, 0.0, 1e-6)}
+    february |= {"x0_lambdas": (0.5 * factor, 0.96, 0.95, 0.0, 1e-6)}
     july = february | {
         "table.weight": (0.15 * wide, 0.8, 0.995, 0.01),
         "lm_head.weight": (0.008 * wide, 0.8, 0.96, 0.01),
     }
-    july |= {"resid_lambdas": (0.005 * factor, 0.8, 0.95, 0.05), "smear_gate.weight": (0.2, 0.8)}
+    july |= {"resid_lambdas": (0.005 * factor, 0.8, 0.95, 0.05, 1e-6), "smear_gate.weight": (0.2, 0.8)}
     july |= {"smear_lambda": (0.2, 0.8), "backout_lambda": (0.2, 0.8)}
     july |= {"embedding.weight": (0.3 * wide, 0.8, 0.995, 0.001)}
     for end, treatment in (july if network == "july" else february).items():

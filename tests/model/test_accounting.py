@@ -85,7 +85,7 @@ def test_declared_flops_are_those_of_the_products_that_torch_counts(attention, o
     for one in measured:
         assert abs(one.deviation) < (0.01 if "short_conv" in options else 1e-12), one
         # Declared for a compiled step, see tests/kernels/test_plan.py. Eager norms keep less on a CPU.
-        assert options or 0.65 < one.saved / one.declared_saved < 1.15, one
+        assert options or 0.6 < one.saved / one.declared_saved < 1.15, one
 
 
 def test_a_mixer_that_declares_too_few_flops_is_refused(monkeypatch):

@@ -92,9 +92,7 @@ def missing_defaults(settings: Mapping[str, object], network: str) -> dict[str, 
 # vector of one token, and a batch holds few of the tokens. A vector or a number has no singular directions.
 
 
-def adamw(
-    lr: float, betas: tuple[float, float] = (0.8, 0.95), weight_decay: float = 0.0, eps: float = 1e-10
-) -> dict:
+def adamw(lr: float, betas: tuple[float, float] = (0.8, 0.95), weight_decay: float = 0.0, eps: float = 1e-10) -> dict:
     """A group of AdamW. nanochat's averages are short, 5 and 20 steps: Muon changes the matrices quickly."""
     # ε is far below the root mean square of any gradient: lm_head starts near zero, and rows of rare tokens see tiny
     # ones. A larger ε would keep these from moving at the full rate.

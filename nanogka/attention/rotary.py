@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 NORM_EPS = torch.finfo(torch.float32).eps  # a vector of zeros stays zero instead of NaN
 
@@ -115,10 +114,9 @@ class _Norm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         y, scale = ctx.saved_tensors
-        return _norm_gradient(gradient, y, scale).to(y.dtype)
+        return _norm_gradient(gradients[0], y, scale).to(y.dtype)
 
 
 class _RotaryNorm(torch.autograd.Function):
@@ -131,7 +129,6 @@ class _RotaryNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         y, scale, cos, sin = ctx.saved_tensors
-        return _rotate(_norm_gradient(gradient, y, scale), cos, sin, -1, y.dtype), None, None
+        return _rotate(_norm_gradient(gradients[0], y, scale), cos, sin, -1, y.dtype), None, None

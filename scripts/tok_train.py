@@ -25,8 +25,8 @@ class TokenizerSettings:
 
     data: str = flag(
         "embedded",
-        "corpus to train on (its training split): embedded, fineweb-edu, climbmix, a folder of parquet shards with a"
-        " column `text`, or text and .jsonl files",
+        "corpus to train on (its training split): embedded, docstrings, fineweb-edu, climbmix, a folder of parquet"
+        " shards with a column `text`, or text and .jsonl files",
     )
     vocab_size: int = flag(
         DEFAULT_VOCAB_SIZE,

@@ -27,6 +27,23 @@ MUTANTS = [
         "table.std() * table.count()",
         "tests/study/test_report.py::test_the_report_has_the_tables_and_the_plots",
     ),
+    M("nanogka/study/lead.py", 'fewer["tokens"].idxmax()', 'fewer["tokens"].idxmin()', "tests/study/test_lead.py"),
+    M("nanogka/study/lead.py", "parameters[0] / parameters[1]", "1.0", "tests/study/test_lead.py"),
+    M("nanogka/study/lead.py", "SAME = 0.01", "SAME = 0.1", "tests/study/test_lead.py"),
+    M("nanogka/study/summary.py", "student_quantile(seeds - 1)", "student_quantile(seeds)", "tests/study/test_lead.py"),
+    # ---- data ----
+    M(
+        "nanogka/data/wheels.py",
+        "(name not in VALIDATION, name)",
+        "(name in VALIDATION, name)",
+        "tests/data/test_wheels.py",
+    ),
+    M(
+        "nanogka/data/docstrings.py",
+        "in lines[1:] if line.strip()",
+        "in lines if line.strip()",
+        "tests/data/test_wheels.py",
+    ),
     # ---- scripts/gka.py ----
     M("scripts/gka.py", "(distance < 0) |", "(distance < -1) |", "tests/scripts/test_gka.py"),
     M("scripts/gka.py", "* (12 / depth) ** 2", "* (12 / depth)", "tests/scripts/test_gka.py"),

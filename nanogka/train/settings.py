@@ -80,7 +80,7 @@ class TrainSettings(ModelSettings, BatchSettings, RunSettings):
 
     data: str = flag(
         "embedded",
-        f"embedded, a folder of parquet shards or of text, or {' or '.join(HUB_CORPORA)} (fetched)",
+        f"embedded, docstrings, a folder of parquet shards or of text, or {' or '.join(HUB_CORPORA)} (fetched)",
         affects="losses",
         through="corpus",
     )

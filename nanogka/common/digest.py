@@ -7,6 +7,8 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from nanogka.common.files import sha256_of
+
 
 def digest(values: object, code: Iterable[str] = ()) -> str:
     """A SHA-256, in hexadecimal, of JSON `values` and of the source files of modules and packages.
@@ -15,6 +17,11 @@ def digest(values: object, code: Iterable[str] = ()) -> str:
     """
     files = {name: digest_of_code(name) for name in code}
     return hashlib.sha256(json.dumps([values, files], sort_keys=True).encode()).hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    """The SHA-256 of a regular file, empty if there is none."""
+    return sha256_of(path) if path.is_file() else ""
 
 
 @lru_cache

@@ -250,7 +250,7 @@ def evaluate_chat(
                     print(printable(f"> {reply['prompt']}\n{mark}{reply['reply']}"), flush=True)
         if ranks.is_main:
             print(format_results(results))
-            if document.content["chatcore"] is not None:
+            if document.content.get("chatcore") is not None:
                 print(f"ChatCORE {document.content['chatcore']:.4f}")
         document.finish()
 

@@ -59,6 +59,8 @@ class Document:
     ) -> "Document":
         """Begin the results that the settings ask for. `file` is their default name, `made_from` a `key_of` them."""
         path = expand_path(settings.output or model.folder / file)
+        if ranks.is_main:
+            path.parent.mkdir(parents=True, exist_ok=True)
         about = {"settings": dataclasses.asdict(settings), "notes": list(notes)}
         content = model.to_json() | {"complete": False, "made_from": made_from, "tasks": []} | head | about
         return cls(path, model.title, content, settings, ranks, time.perf_counter())
@@ -89,7 +91,6 @@ class Document:
         """Write the results so far."""
         self.content.update(results, seconds=round(time.perf_counter() - self.began, 2))
         if self.ranks.is_main:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
             write_json(self.file, self.content)
 
     def finish(self) -> None:

@@ -60,8 +60,7 @@ def evaluate(settings: EvalSettings, errors: Errors, made: Makers, core: Sequenc
     keys = [key_of([computed, dataclasses.asdict(task.task), *task.items]) for task in tasks]
     text = [corpus.fingerprint, corpus.footers, dataclasses.asdict(learned)] if corpus else []
     made_from = key_of([model.to_json(), computed, settings.parts, settings.split_tokens, text, keys])
-    data = str(corpus.path) if corpus else ""
-    head = {"data": data, "batch_tokens": batch_tokens}
+    head = {"data": str(corpus.path) if corpus else "", "batch_tokens": batch_tokens}
     document = Document.open(model, settings, "evaluation.json", made_from, notes, ranks, **head)
     with ranks.process_group(device):
         earlier = {} if settings.predictions else document.earlier()
@@ -72,13 +71,13 @@ def evaluate(settings: EvalSettings, errors: Errors, made: Makers, core: Sequenc
             document.save(**_measure_splits(model.own, corpus, learned, settings.split_tokens, batch_tokens, ranks))
         finished = _finished_tasks(earlier)
         results, reused, predictions = {}, [], []
-        for key, data in zip(keys, tasks):
+        for key, task in zip(keys, tasks):
             if key in finished:
                 results[key] = finished[key]
-                reused.append(data.task.name)
+                reused.append(task.task.name)
             else:
                 options = {"max_items": settings.max_per_task, "batch_tokens": batch_tokens, "ranks": ranks}
-                results[key], found = evaluate_task(model.scorer, model.tokenizer, data, **options)
+                results[key], found = evaluate_task(model.scorer, model.tokenizer, task, **options)
                 predictions += found
             document.save(tasks=[result.to_json() | {"key": key} for key, result in results.items()])
         scores = [*results.values()]

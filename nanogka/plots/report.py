@@ -4,7 +4,6 @@ If a part is missing, such as an evaluation, the report shows the command that c
 arXiv 2605.02144: depth 20 on 8 GPUs, FineWeb-Edu, each mixer at its own horizon.
 """
 
-import hashlib
 import math
 import os
 import shlex
@@ -16,6 +15,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from nanogka.common.digest import digest, digest_of_file
 from nanogka.common.formatting import (
     MISSING,
     code_block,
@@ -36,7 +36,7 @@ from nanogka.plots.figures import plot_bandwidths, plot_curves, plot_skills, ski
 from nanogka.plots.html import write_document
 from nanogka.plots.trained_run import TrainedRun, check_comparable, differing_settings, find_chat_run, same_machine
 from nanogka.runs import CONFIG, EVALUATIONS, METRICS
-from nanogka.web.page import code_of, is_made_from
+from nanogka.web.page import is_made_from
 
 ATTENTION_PAGE = "visualization/index.html"  # that scripts.visualize writes
 MODEL_PAGE = "model.html"  # that scripts.page writes
@@ -77,13 +77,12 @@ def write_report(
 
 def _digest(runs: Sequence[TrainedRun]) -> str:
     """A hash of the files that a report on these runs shows, and of the code that draws it."""
-    digest = hashlib.sha256(code_of("nanogka.plots").encode())
+    shown = []
     for run in runs:
         files = [run.folder / CONFIG, run.folder / METRICS, *(run.folder / name for name in EVALUATIONS.values())]
-        contents = [path.read_bytes() if path.is_file() else b"" for path in files]
         pages = [(run.folder / page).is_file() for page in (ATTENTION_PAGE, MODEL_PAGE)]
-        digest.update(repr([run.tag, contents, pages]).encode())
-    return digest.hexdigest()
+        shown.append([run.tag, [digest_of_file(path) for path in files], pages])
+    return digest(shown, ("nanogka.plots", "nanogka.web"))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """From a run and a text to a folder with figures and the attention page."""
 
-import hashlib
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from nanogka.checkpoint import MANIFEST
+from nanogka.common.digest import digest, digest_of_file
 from nanogka.data import open_corpus
 from nanogka.data.conversation import Conversation
 from nanogka.generate.engine import Engine
@@ -19,7 +19,6 @@ from nanogka.runs import CONFIG, METRICS, LoadedRun, sigma_over_training
 from nanogka.visualize.capture import MEASURES, TracedRun, capture
 from nanogka.visualize.figures import plot_heads, plot_matrices
 from nanogka.visualize.page import write_page
-from nanogka.web.page import code_of
 
 FOLDER, PAGE = "visualization", "index.html"  # in the run's folder
 MAX_CHARS_PER_TOKEN = 1000  # bounds how much of a huge file is tokenized
@@ -58,13 +57,11 @@ def validation_passage(run: LoadedRun, number: int) -> str:
 
 def key_of(runs: Sequence[LoadedRun], text: str, *settings: int | None) -> str:
     """A hash of everything that decides the page of `runs` and a text."""
-    digest = hashlib.sha256(repr([text, *settings]).encode())
+    shown = []
     for run in runs:
-        digest.update(repr([run.tag, run.kind]).encode())
-        for path in (run.checkpoint_folder / MANIFEST, run.folder / METRICS, run.folder / CONFIG):
-            digest.update(path.read_bytes() if path.is_file() else b"none")
-    digest.update(code_of("nanogka.visualize", "nanogka.plots").encode())
-    return digest.hexdigest()
+        files = (run.checkpoint_folder / MANIFEST, run.folder / METRICS, run.folder / CONFIG)
+        shown.append([run.tag, run.kind, [digest_of_file(path) for path in files]])
+    return digest([text, settings, shown], ("nanogka.plots", "nanogka.visualize", "nanogka.web"))
 
 
 def visualize(traced: Sequence[TracedRun], folder: Path, token: int | None = None, made_from: str = "") -> Path:

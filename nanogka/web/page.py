@@ -68,13 +68,3 @@ def fill(template: str, **values: str) -> str:
 def as_data(document: object) -> str:
     """JSON for an element of a page, which a `<` would end."""
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-
-
-def code_of(*packages: str) -> str:
-    """A hash of the files of packages: of the code and the parts that draw a page."""
-    digest = hashlib.sha256()
-    for package in ("nanogka.web", *packages):
-        for path in sorted(resources.files(package).iterdir(), key=lambda file: file.name):
-            if path.is_file():
-                digest.update(path.read_bytes())
-    return digest.hexdigest()

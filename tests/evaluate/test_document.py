@@ -18,7 +18,7 @@ def opened(tmp_path):
         ranks = SimpleNamespace(is_main=rank == 0, all_gather=gather)
         settings = SimpleNamespace(**{"cache": True, "json": False} | settings)
         content = {"complete": False, "made_from": f"on device {rank}", "notes": []}
-        return Document(tmp_path / "new" / "found.json", "model", content, settings, ranks, 0.0)
+        return Document(tmp_path / "found.json", "model", content, settings, ranks, 0.0)
 
     return make
 

@@ -119,7 +119,7 @@ def test_a_report_is_written_again_only_if_something_that_it_shows_has_changed(r
     assert written()
     assert not written()
     assert written("--overwrite")
-    monkeypatch.setattr("nanogka.plots.report.code_of", lambda *_: "another version")
+    monkeypatch.setattr("nanogka.common.digest.digest_of_code", lambda name: "another version")
     assert written()  # the code that draws it has changed
 
 

@@ -3,9 +3,8 @@
 import base64
 import hashlib
 import re
-import sys
 
-from nanogka.web.page import code_of, document, fill, is_made_from
+from nanogka.web.page import document, fill, is_made_from
 
 
 def test_the_policy_lets_a_pages_own_script_run_and_nothing_else(tmp_path):
@@ -22,16 +21,3 @@ def test_the_policy_lets_a_pages_own_script_run_and_nothing_else(tmp_path):
     path.write_text(page, encoding="utf-8")
     assert (is_made_from(path, "x"), is_made_from(path, "y")) == (True, False)
     assert fill("{{a}} {{b}}", a="{{b}}", b="2") == "{{b}} 2"
-
-
-def test_the_hash_of_code_follows_every_file_of_the_packages(tmp_path, monkeypatch):
-    (tmp_path / "drawing_code").mkdir()
-    file = tmp_path / "drawing_code" / "style.css"
-    (tmp_path / "drawing_code" / "__init__.py").write_text("")
-    file.write_text("red")
-    monkeypatch.syspath_prepend(tmp_path)
-    before = code_of("drawing_code")
-    assert code_of("drawing_code") == before != code_of()
-    file.write_text("blue")
-    assert code_of("drawing_code") != before
-    sys.modules.pop("drawing_code", None)

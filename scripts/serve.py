@@ -6,8 +6,8 @@
     curl http://127.0.0.1:8000/v1/chat/completions -H "Content-Type: application/json" \\
         -d '{"model": "d4-gaussian-chat", "messages": [{"role": "user", "content": "Hi"}]}'
 
-Routes: /v1/chat/completions, /v1/completions, /v1/models, /health, and / for the chat page. Needs the extra `serve`.
-See docs/serving.md.
+Routes: /v1/chat/completions, /v1/completions, /v1/models, /v1/attention, /health, /metrics, and / for the chat page.
+Needs the extra `serve`. See docs/serving.md.
 """
 
 import sys

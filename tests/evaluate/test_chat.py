@@ -8,7 +8,7 @@ import pytest
 import torch
 from generate_models import byte_tokenizer, greedy_without_cache, small_model
 
-from nanogka.data.conversation import Conversation
+from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.evaluate.chat import (
     ChatItem,
     ChatModel,
@@ -111,7 +111,7 @@ PROMPTS = [Conversation.of("x" * random.Random(i).randint(1, 30)) for i in range
 def test_replies_are_the_greedy_ones_of_each_prompt_alone(model):
     tokenizer, found = model.engine.tokenizer, model.replies(PROMPTS, 6)
     for prompt, text in zip(PROMPTS, found):
-        ids = model.template.render_prompt(prompt)
+        ids = ChatFormat(model.engine.tokenizer).render_prompt(prompt)
         tokens, _ = greedy_without_cache(model.engine.model, ids, 6, tokenizer.vocab_size)
         # A special token ends the reply, or begins a tool call, which is not part of it.
         ends = [i for i, token in enumerate(tokens) if token in tokenizer.special_tokens.values()]
@@ -123,7 +123,7 @@ def test_a_letter_is_the_most_likely_of_the_choices(model):
     found = model.letters(PROMPTS, choices)
     for prompt, letters, letter in zip(PROMPTS, choices, found):
         with torch.no_grad():
-            logits = model.engine.model(torch.tensor([model.template.render_prompt(prompt)]))[0, -1]
+            logits = model.engine.model(torch.tensor([ChatFormat(model.engine.tokenizer).render_prompt(prompt)]))[0, -1]
         assert letter == max(letters, key=lambda letter: logits[ord(letter)])
     assert len(set(found)) > 1
 

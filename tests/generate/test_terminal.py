@@ -193,3 +193,17 @@ def test_turns_left_out_are_announced_once_before_the_reply(run):
     lines = screen.splitlines()
     (at,) = [i for i, line in enumerate(lines) if "turns left out, the oldest: 1; the context is 40 tokens" in line]
     assert len(lines[at + 1]) == 5  # the reply
+
+
+@pytest.mark.parametrize(
+    "data, text", [(b"Hi", "Hi"), (b"\xef\xbb\xbfHi\n", "Hi\n"), ("é 中文".encode(), "é 中文"), (b"", "")]
+)
+def test_a_prompt_on_standard_input_is_utf_8_without_its_byte_order_mark(data, text):
+    assert terminal_module.decoded(data, "standard input") == text
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "latin-1", "cp1252"])
+def test_another_encoding_is_refused_with_the_command_that_converts_it(encoding):
+    name = "LATIN1" if encoding in ("latin-1", "cp1252") else "UTF-16"
+    with pytest.raises(ValueError, match=f"^standard input: got .*, expected UTF-8; `iconv -f {name} -t UTF-8`"):
+        terminal_module.decoded("Größe".encode(encoding), "standard input")

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import os
 import signal
 import socket
@@ -17,6 +18,9 @@ from generate_models import save_run, talking_model
 pytest.importorskip("uvicorn")
 resource = pytest.importorskip("resource")
 
+from serving import running  # noqa: E402
+
+from nanogka.serve import app  # noqa: E402
 from nanogka.serve.network import AcceptErrors, raise_file_limit  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -67,3 +71,17 @@ def test_a_server_without_free_files_writes_a_line_and_recovers(base):
     assert log.read_text().splitlines() == [
         "no more connections can be accepted (Too many open files); clients wait until others leave"
     ]
+
+
+def test_requests_that_the_server_ends_at_its_shutdown_leave_no_traceback(monkeypatch, capsys):
+    monkeypatch.setattr(app, "GRACE_SECONDS", 1)
+    with running(talking_model([97], sequence_len=8192)) as server:
+        body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}).encode()
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+    connection.close()
+    log = capsys.readouterr().err
+    assert "timeout graceful shutdown exceeded" in log
+    assert "Traceback" not in log

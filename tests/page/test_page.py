@@ -37,7 +37,7 @@ def show(tmp_path, browser):
 
     def call(run: LoadedRun, weights: str = "auto", text: str = TEXT) -> None:
         path = tmp_path / "model.html"
-        path.write_text(build_page(run, weights, text).html, encoding="utf-8")
+        path.write_text(build_page(run, weights, text, run.examples).html, encoding="utf-8")
         browser.open(path)
         wait(browser)
 

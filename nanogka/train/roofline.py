@@ -35,8 +35,8 @@ BANDWIDTH = 2.95 / 3.35  # share of the peak bytes/s that element-wise kernels r
 UPDATE = 0.01  # seconds of the optimizers, without messages
 # Element-wise traffic of a layer, in tensors of (positions, width) in 16 bits: counted by scripts.plan_gpu at depth 20.
 TRAFFIC = {"gaussian": 57, "successor": 82, "dot_product": 62}
-# What 8 bits add to it: largest elements, casts and transposes.
-FP8_TRAFFIC = {"gaussian": 20, "successor": 20, "dot_product": 38}
+# What 8 bits add to it: largest elements, casts and transposes, less what ReLU² keeps in 16 bits otherwise.
+FP8_TRAFFIC = {"gaussian": 16, "successor": 16, "dot_product": 34}
 LOSS_PASSES = 4  # over the logits: written, scored, and read twice for the gradients
 BACKWARD = 5 / 2  # products of attention's backward pass over those of its forward pass
 

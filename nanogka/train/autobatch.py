@@ -88,7 +88,8 @@ def try_batch(loss_fn: LossFunction, optimizer: ShardedOptimizer, batch: MicroBa
     # The state exists only after the first step, which must not be the one that runs out of memory.
     if device.type == "cuda":  # elsewhere the system allocates pages when they are first written
         reserved = torch.empty(optimizer.expected_state_bytes(), dtype=torch.uint8, device=device)
-    loss_fn(ids, ids).backward()
+    targets = ids.clone()  # with one tensor as both, torch.compile makes a graph that training cannot use
+    loss_fn(ids, targets).backward()
     if device.type == "cuda" and batch.accumulation > 1:
-        loss_fn(ids, ids).backward()  # from the second micro-batch on, the gradients occupy memory during the forward
+        loss_fn(ids, targets).backward()  # from the second micro-batch on, the gradients occupy memory during the forward
     del reserved

@@ -13,7 +13,7 @@ from training import losses, toy_plan, train
 from nanogka.common.distributed import Ranks
 from nanogka.model import GPTConfig
 from nanogka.train import autobatch
-from nanogka.train.autobatch import MicroBatch, largest_batch
+from nanogka.train.autobatch import MicroBatch, largest_batch, try_batch
 from nanogka.train.settings import TrainSettings
 
 
@@ -97,3 +97,18 @@ def test_a_try_on_a_gpu_leaves_neither_its_blocks_nor_its_peak(monkeypatch):
     batch = autobatch.fit_batch(None, optimizer, MicroBatch(4, 4, 8), torch.device("cuda"), Ranks())
     assert batch.rows == 2
     assert calls == ["try", "empty_cache", "try", "empty_cache", "reset_peak_memory_stats"]
+
+
+def test_training_uses_the_graph_that_the_try_has_compiled():
+    graphs, weight = [], torch.ones(3, requires_grad=True)
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    loss_fn = torch.compile(lambda ids, targets: (weight * (ids - targets)).sum(), backend=backend, dynamic=False)
+    try_batch(loss_fn, None, MicroBatch(2, 4, 3), torch.device("cpu"))
+    assert loss_fn(torch.full((2, 3), 5), torch.full((2, 3), 2)) == 18
+    assert len(graphs) == 1
+    torch._dynamo.reset()

@@ -91,5 +91,6 @@ def try_batch(loss_fn: LossFunction, optimizer: ShardedOptimizer, batch: MicroBa
     targets = ids.clone()  # with one tensor as both, torch.compile makes a graph that training cannot use
     loss_fn(ids, targets).backward()
     if device.type == "cuda" and batch.accumulation > 1:
-        loss_fn(ids, targets).backward()  # from the second micro-batch on, the gradients occupy memory during the forward
+        # From the second micro-batch on, the gradients occupy memory during the forward pass.
+        loss_fn(ids, targets).backward()
     del reserved

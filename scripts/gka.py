@@ -5,7 +5,7 @@
 
 This is the mixer of "Projection-Free Transformers via Gaussian Kernel Attention" (arXiv 2605.02144) in the network and
 with the optimizer that the paper used (nanochat, February 2026). It reads bytes, keeps no cache and runs on one device.
-The package does the same faster and at any size: tests/scripts/test_gka.py trains both for 100 steps and compares the
+The package does the same faster and at any size: tests/scripts/test_gka.py trains both for 30 steps and compares the
 losses.
 
 Shapes: B rows, T positions, C width, H heads, D = C / H features per head.

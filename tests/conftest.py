@@ -5,6 +5,7 @@ Without a GPU the Triton kernels run in its interpreter, which must be asked for
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,16 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_folders(tmp_path_factory) -> Iterator[None]:
+    """Send what libraries and fixtures of any scope write into the tests' folder, and not into the user's caches."""
+    root = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NANOGKA_BASE_DIR", str(root / "nanogka"))
+        patch.setenv("HF_HOME", str(root / "huggingface"))
+        yield
 
 
 @pytest.fixture

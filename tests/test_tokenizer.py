@@ -105,6 +105,7 @@ def test_a_piece_that_is_a_token_is_one_token_although_no_merges_lead_there():
     assert tokenizer.encode("abcda") == tokenizer.to_hf().encode("abcda").ids == [97, 256, 100, 97]
 
 
+@pytest.mark.slow  # it depends on the versions of the two libraries alone
 @pytest.mark.parametrize("kind", [r"\p{L}", r"\p{N}", r"\s"])
 def test_both_libraries_put_every_code_point_in_the_same_class(kind):
     everything = "".join(chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000)

@@ -23,6 +23,7 @@ LANDMARKS = {
 }
 
 
+@pytest.mark.slow  # it measures style
 @pytest.mark.parametrize("name", BUDGETS)
 def test_a_walk_stays_within_its_budget(name, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))

@@ -11,6 +11,7 @@ from nanogka.data import embedded, open_corpus
 from nanogka.data.embedded import embedded_corpus
 
 
+@pytest.mark.slow  # it depends on the file and on the Python version alone
 def test_it_has_megabytes_of_clean_documents_in_two_splits_and_no_paragraph_twice(corpora):
     corpus = open_corpus(corpora / "embedded")
     documents, validation = (list(corpus.documents(split)) for split in ("train", "val"))

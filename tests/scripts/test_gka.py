@@ -1,4 +1,4 @@
-"""scripts/gka.py against the package: the same losses over 100 steps, the same bits per byte, and a run on a file."""
+"""scripts/gka.py against the package: the same losses over 30 steps, the same bits per byte, and a run on a file."""
 
 import math
 
@@ -12,7 +12,7 @@ from nanogka.train.optimizer import Schedule, build_optimizers
 from nanogka.train.snapshots import LearningRates
 from scripts import gka
 
-DEPTH, STEPS = 2, 100
+DEPTH, STEPS = 2, 30
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@
     python -m scripts.plan_gpu --compare
 
 Torch's compiler plans the kernels of a micro-batch, traced on fake tensors of the real sizes (20 to 40 CPU seconds).
-Launches and bytes are counted in that plan. Times come from the roofline in nanogka/train/roofline.py, which is fitted
+Launches and bytes are counted in that plan. Times come from the roofline in nanogka/train/estimate.py, which is fitted
 to published runs. `--compare` prints the computed times of these runs and of others. Nothing was measured on a GPU.
 """
 

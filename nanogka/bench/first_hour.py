@@ -29,7 +29,7 @@ from nanogka.common.gpus import ask_driver, count_gpus
 from nanogka.common.processes import family
 from nanogka.common.runtime import Hardware, find_gpu
 from nanogka.train.budget import plan_budget
-from nanogka.train.roofline import step_time
+from nanogka.train.estimate import step_time
 
 # Parts of a depth-20 run that no stage measures, in seconds on 8 H100s. They are computed from CPU work, not measured.
 TOKENIZER = 60  # 400 CPU seconds on all cores

@@ -41,7 +41,7 @@ from nanogka.data.hub_corpora import HUB_CORPORA, WORKERS
 from nanogka.model import GPTConfig, model_costs
 from nanogka.model.loss import capped_cross_entropy, plain_cross_entropy
 from nanogka.train.budget import plan_budget
-from nanogka.train.roofline import step_time
+from nanogka.train.estimate import step_time
 
 DOWNLOAD_SECONDS = 8
 BUCKET = 2**27  # bytes of a message, as in nanogka.train.sharded_optimizer

@@ -9,8 +9,7 @@ from nanogka.common.formatting import duration, gigabytes, markdown_table, plain
 from nanogka.common.runtime import GPUS, PCIE, Hardware, find_gpu
 from nanogka.model import GPTConfig, activation_bytes
 from nanogka.train.budget import TrainingBudget, plan_budget
-from nanogka.train.estimate import TimeEstimate, checkpoint_bytes, estimate_time, held_bytes
-from nanogka.train.roofline import SHARES
+from nanogka.train.estimate import SHARES, TimeEstimate, checkpoint_bytes, estimate_time, held_bytes
 
 HEADER = ("mixer", "fused kernels", "launches", "GB moved", "GB kept")
 HEADER += ("ms per step: products, fused, attention, loss, update, messages", "step, ms", "tokens/s", "MFU", "run")

@@ -3,7 +3,7 @@
 Each line of docs/research/data/gpu_runs.jsonl is a run: `ms` per step of `tokens` on `devices`, the `shape` of its
 model, the version of FlashAttention (torch's own kernel counts as FA2), the element-wise `traffic` of its code in
 tensors of (positions, width) a layer, and the passes of its loss over the logits. The constants of
-nanogka/train/roofline.py were fitted to the lines with `fitted`. `promised` is false for a run that the roofline does
+nanogka/train/estimate.py were fitted to the lines with `fitted`. `promised` is false for a run that the roofline does
 not cover.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from nanogka.common.formatting import plain_table
 from nanogka.common.runtime import GPUS
 from nanogka.model import GPTConfig
-from nanogka.train.roofline import LOSS_PASSES, fp8_weights, step_time
+from nanogka.train.estimate import LOSS_PASSES, fp8_weights, step_time
 
 PATH = Path(__file__).parents[2] / "docs" / "research" / "data" / "gpu_runs.jsonl"
 TOLERANCE = 0.1  # of the computed time, for runs that the roofline covers

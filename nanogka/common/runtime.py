@@ -22,7 +22,7 @@ class Hardware:
     name: str  # for people
     peak_flops: float | None = None  # FLOP/s in 16 bits, dense
     peak_bandwidth: float | None = None  # bytes/s
-    family: str = ""  # GPUs that reach the same shares of their peaks (nanogka/train/roofline.py)
+    family: str = ""  # GPUs that reach the same shares of their peaks (nanogka/train/estimate.py)
     link: float = 0.0  # bytes/s of messages between GPUs of one node
     fp8: bool = True  # multiplies in 8-bit floating point
 

@@ -6,7 +6,7 @@ pytest.importorskip("triton")
 
 from nanogka.bench.gpu_plan import plan_kernels
 from nanogka.model import GPTConfig
-from nanogka.train.roofline import FP8_TRAFFIC, TRAFFIC, moved_bytes
+from nanogka.train.estimate import FP8_TRAFFIC, TRAFFIC, moved_bytes
 
 ROWS = 32
 # GB that the element-wise kernels of four layers move, and kernels; 5 % above what was counted.

@@ -231,8 +231,8 @@ MUTANTS = [
         ),
     ),
     *of(
-        "nanogka/train/roofline.py",
-        "tests/train/test_roofline.py",
+        "nanogka/train/estimate.py",
+        "tests/train/test_estimate.py",
         ("(W + 1) * T - W * (W + 1) / 2", "(W + 1) * T", "test_attention_counts_the_visible_pairs"),
         ("/ hardware.link if devices > 1", "/ 330e9 if devices > 1", "test_messages_are_priced_by_the_link"),
         ("A100: Shares(0.88, 0.0", "A100: Shares(710 / 989, 0.0", "test_published_steps_come_out"),
@@ -267,7 +267,7 @@ MUTANTS = [
     ),
     *of(
         "nanogka/train/estimate.py",
-        "tests/train/test_roofline.py",
+        "tests/train/test_estimate.py",
         (
             "per_device_hour * devices * self.seconds",
             "per_device_hour * self.seconds",
@@ -276,7 +276,7 @@ MUTANTS = [
     ),
     *of(
         "nanogka/common/runtime.py",
-        "tests/train/test_roofline.py",
+        "tests/train/test_estimate.py",
         ("{part}(?!\\w)", "{part}", "test_a_gpu_is_found_by_whole_words"),
         ("{OTHER_CHIPS}", "MIG", "test_a_gpu_is_found_by_whole_words"),
     ),

@@ -22,7 +22,7 @@ from nanogka.common.runtime import GPUS, Hardware  # noqa: E402
 from nanogka.model import GPTConfig  # noqa: E402
 from nanogka.tokenizer import Tokenizer  # noqa: E402
 from nanogka.train.budget import plan_budget  # noqa: E402
-from nanogka.train.roofline import step_time  # noqa: E402
+from nanogka.train.estimate import step_time  # noqa: E402
 
 PLACE = Place(False, Path("/nowhere"), 8)
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,7 @@ from nanogka.bench.gpu_costs import Counted, plan_on_gpus
 from nanogka.bench.published import TOLERANCE, comparison, published_runs
 from nanogka.common.runtime import GPUS, Hardware, find_gpu
 from nanogka.model import GPTConfig
-from nanogka.train.estimate import estimate_time
-from nanogka.train.roofline import attention_flops, step_time
+from nanogka.train.estimate import attention_flops, estimate_time, step_time
 from scripts import plan_gpu
 
 ROOT = Path(__file__).parents[2]

@@ -74,7 +74,8 @@ def test_ranks_agree_on_a_micro_batch_that_fits_all_of_them(base, automatic):
 def test_the_first_try_is_the_largest_that_the_estimate_allows_on_80_gb(depth, attention, network, rows):
     """By hand for eight H100: 32 rows of d24 dot product are 76 GB of activations, and 12 GB stay on each device."""
     config = GPTConfig.from_depth(depth, attention, network=network, sequence_len=2048)
-    plan = replace(toy_plan(config, TrainSettings(), 2, 1, Ranks(0, 0, 8)), dtype=torch.bfloat16)
+    plan = toy_plan(config, TrainSettings(), 2, 1, Ranks(0, 0, 8))
+    plan = replace(plan, machine=replace(plan.machine, dtype=torch.bfloat16))
     plan = replace(plan, batch=MicroBatch(32, 32, 2048))
     assert largest_batch(plan, 85_000_000_000).rows == rows
     assert largest_batch(plan, 10**12).rows == 32

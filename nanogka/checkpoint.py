@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from nanogka.common.errors import in_one_line
 from nanogka.common.files import MAX_JSON_BYTES, first_line, fsync, read_json, read_text, sha256_of
 from nanogka.common.formatting import first_few
 
@@ -157,7 +159,7 @@ def check_optimizer_state(state: object, expected: Mapping[Any, Mapping[str, tup
                 unlike.append(f"{key} of {name} is not a tensor of floating-point numbers")
             elif tuple(value.shape) != tuple(shapes[key]):
                 unlike.append(f"{key} of {name} has the shape {tuple(value.shape)}, not {tuple(shapes[key])}")
-            elif not torch.isfinite(value).all():
+            elif (~torch.isfinite(value)).any():
                 unlike.append(f"{key} of {name} holds nan or inf")
     if unlike:
         raise ValueError(f"{source}: its optimizer state is not this model's: {first_few(unlike)}")
@@ -169,6 +171,26 @@ def delete_checkpoint(folder: Path) -> None:
     shutil.rmtree(renamed, ignore_errors=True)
     folder.rename(renamed)
     shutil.rmtree(renamed, ignore_errors=True)
+
+
+def try_checkpoint(folder: Path) -> None:
+    """Write a small checkpoint to a temporary folder in `folder`, read it back and remove it.
+
+    A file system that cannot keep checkpoints then ends a run before its first step. Raises OSError or ValueError.
+    """
+    tensor = torch.arange(4.0)
+    with TemporaryDirectory(dir=folder, prefix=".try-") as temporary:
+        try:
+            saved = save_checkpoint(Path(temporary), Checkpoint(1, {"x": tensor}, {"x": tensor}, {}))
+            why = verify_checkpoint(saved)
+            found = None if why else load_checkpoint(saved)
+            if found is None or not (found.weights["x"].equal(tensor) and found.optimizer["x"].equal(tensor)):
+                raise ValueError(why or "other numbers come back")
+        except Exception as error:  # safetensors and torch raise their own types
+            raise ValueError(
+                f"NANOGKA_BASE_DIR: {folder} cannot keep checkpoints ({in_one_line(error)}); set it to a folder on "
+                "another file system"
+            ) from error
 
 
 def remove_partial(folder: Path) -> None:

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     except ImportError as error:
         if subject != "vision":
             raise
-        print(f'bench {subject}: timm is missing: pip install "nanogka[vision]" ({error})', file=sys.stderr)
+        print(f"bench {subject}: timm is missing: pip install -e '.[vision]' ({error})", file=sys.stderr)
         return 2
     return command(f"bench {subject}", module.Settings, module.bench, module.__doc__ or "")(flags)
 

@@ -22,7 +22,7 @@ def body(settings: ServeSettings, errors: Errors) -> int:
     try:
         from nanogka.serve.app import serve
     except ImportError as error:
-        raise ValueError(f'needs starlette, uvicorn and pydantic: pip install "nanogka[serve]" ({error})') from error
+        raise ValueError(f"needs starlette, uvicorn and pydantic: pip install -e '.[serve]' ({error})") from error
     return serve(settings, errors)
 
 

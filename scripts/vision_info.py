@@ -30,7 +30,7 @@ def body(settings: Settings, errors: Errors) -> None:
         from nanogka.vision.accounting import EPOCHS, format_costs, table_costs
         from nanogka.vision.models import SIZES
     except ImportError as error:
-        raise ValueError(f'vision_info: timm is missing: pip install "nanogka[vision]" ({error})') from error
+        raise ValueError(f"timm is missing: pip install -e '.[vision]' ({error})") from error
     sizes = tuple(settings.sizes.split(","))
     errors.require(set(sizes) <= set(SIZES), "--sizes", settings.sizes, f"names of {', '.join(SIZES)}")
     errors.raise_if_any()

@@ -23,7 +23,7 @@ def body(settings: VisionSettings, errors: Errors) -> None:
         from nanogka.vision.figures import draw_example
         from nanogka.vision.train import describe_images, plan_images, train_images
     except ImportError as error:
-        raise ValueError(f'vision_train: timm is missing: pip install "nanogka[vision]" ({error})') from error
+        raise ValueError(f"timm is missing: pip install -e '.[vision]' ({error})") from error
     ranks = Ranks.from_environment()
     run = plan_images(settings, ranks)
     if ranks.is_main:

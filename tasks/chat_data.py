@@ -14,6 +14,7 @@ The number after the colon is the weight of a source, which decides its share of
 """
 
 import hashlib
+import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,9 +51,9 @@ def parse_mixture(text: str) -> list[tuple[str, float]]:
     """Parse the names of the sources and their weights."""
     found: dict[str, float] = {}
     errors = Errors()
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in filter(None, (part.strip() for part in _split_at_commas(text))):
         name, colon, last = part.rpartition(":")
-        weight = _number(last) if colon else None
+        weight = _number(last) if colon and not _is_path(part) else None
         if weight is None:  # no number: the colon is part of the name
             name, weight = part, 1.0
         errors.require(0 < weight < float("inf"), "--data", part, "a weight above 0 after the last colon")
@@ -61,6 +62,20 @@ def parse_mixture(text: str) -> list[tuple[str, float]]:
     errors.require(bool(found), "--data", text, "at least one source")
     errors.raise_if_any()
     return list(found.items())
+
+
+def _split_at_commas(text: str) -> Iterator[str]:
+    """The parts between commas. A comma in the name of a file that exists does not divide it."""
+    parts = text.split(",")
+    while parts:
+        joined = (",".join(parts[:count]).strip() for count in range(len(parts), 1, -1))
+        part = next((whole for whole in joined if _is_path(whole) or _is_path(whole.rpartition(":")[0])), parts[0])
+        yield part
+        del parts[: part.count(",") + 1]
+
+
+def _is_path(text: str) -> bool:
+    return bool(text) and os.path.exists(os.path.expanduser(text))
 
 
 def open_source(name: str, seed: int) -> ConversationSource:

@@ -83,8 +83,8 @@ MUTANTS = [
     ),
     M(
         "nanogka/evaluate/bundle.py",
-        "file.resolve().is_relative_to",
-        "file.is_relative_to",
+        "real.is_relative_to(os.path.realpath(str(folder)))",
+        "file.is_relative_to(folder)",
         "tests/evaluate/test_bundle.py::test_a_bundle_reads_no_file_outside_of_its_folder",
     ),
     M(

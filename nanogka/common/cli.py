@@ -29,6 +29,7 @@ from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin,
 
 import yaml
 
+from nanogka.common import nanochat
 from nanogka.common.errors import Errors, SettingsError
 from nanogka.common.files import expand_path, read_yaml
 from nanogka.common.formatting import as_started, say
@@ -40,13 +41,6 @@ T = TypeVar("T")
 CONFIG = "config"  # the flag that every script has
 MOST_FOREIGN = 3  # settings of a file that a script lacks and that are named one by one
 Affects = Literal["losses", "speed", "output"]
-NANOCHAT_NAMES = {  # nanochat's flags of the same meaning
-    "sequence_len": "--max-seq-len",
-    "core_every": "--core-metric-every",
-    "core_max_per_task": "--core-metric-max-per-task",
-    "device": "--device-type",
-    "run": "--model-tag",
-}
 
 
 # ---- declare ----
@@ -240,9 +234,17 @@ def parse(settings: type[T], argv: list[str] | None, script: str, description: s
     A bad value is recorded in `errors` and left at its default, so that the script can check the other settings too.
     """
     known = flags_of(settings)
-    words = sys.argv[1:] if argv is None else argv
+    words = list(sys.argv[1:] if argv is None else argv)
+    words, wrong, notices = nanochat.translate(words, known, {one.short for one in known.values() if one.short})
+    errors.lines += wrong
+    for notice in (*notices, *nanochat.ignored_variables()):
+        say(f"{script}: {notice}")
     parsed, unknown = _parser(known, script, description).parse_known_args(words)
     given = {name: (flag_name(name), text) for name, text in vars(parsed).items() if text is not None}
+    for name in [name for name, (_, text) in given.items() if nanochat.is_off(name, text)]:
+        label, _ = given.pop(name)
+        if (off := nanochat.OFF_HERE[name]) is not None:
+            given[name] = label, off
     names = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     for name in names or unknown:
         errors.lines.append(f"{name}: unknown flag{_suggestion(name, map(flag_name, known))}")
@@ -317,7 +319,5 @@ def _parser(known: Mapping[str, Flag], script: str, description: str) -> argpars
         if one.positional:
             word = {"nargs": "?", "default": argparse.SUPPRESS, "metavar": one.name.upper()}
             group.add_argument(one.name, **word, help=f"same as {names[0]}")
-        if one.name in NANOCHAT_NAMES:
-            group.add_argument(NANOCHAT_NAMES[one.name], dest=one.name, help=argparse.SUPPRESS)
     parser.add_argument(f"--{CONFIG}", metavar="FILE", help="YAML file of flags by name, such as a run's config.yaml")
     return parser

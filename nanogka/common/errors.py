@@ -3,7 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from nanogka.common.formatting import shorten
+
 T = TypeVar("T")
+
+MOST_SHOWN = 500  # characters of a wrong value that an error repeats
 
 
 class SettingsError(ValueError):
@@ -19,7 +23,7 @@ class Errors:
     def require(self, ok: bool, setting: str, got: object, expected: str) -> bool:
         """Record an error unless `ok`. Returns `ok`, so that dependent checks can be skipped."""
         if not ok:
-            self.lines.append(f"{setting}: got {got!r}, expected {expected}")
+            self.lines.append(f"{setting}: got {shorten(repr(got), MOST_SHOWN)}, expected {expected}")
         return ok
 
     def extend(self, error: ValueError) -> None:

@@ -4,12 +4,14 @@ Runs, tokenizers, corpora and studies may come from other people. Their files ar
 refuses devices, pipes and files that are too large.
 """
 
+import errno
 import glob
 import hashlib
 import json
 import os
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,22 +19,35 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
+from filelock import BaseFileLock, FileLock
 
 MAX_YAML_BYTES = 2**15  # the parser is written in Python: 250 KB take it seconds, and a run's configuration has 2 KB
 MAX_JSON_BYTES = 2**26
 MAX_DATA_BYTES = 2**30
 BLOCK = 2**20  # bytes to read at once
+NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+MAX_FOLDERS = 256  # in a path
 LEFTOVER_SECONDS = 86_400  # a temporary file as old as this belongs to no running process
 
 
 def base_dir() -> Path:
-    """The folder of all outputs: `NANOGKA_BASE_DIR`, or `~/.cache/nanogka`."""
-    return expand_path(os.environ.get("NANOGKA_BASE_DIR") or "~/.cache/nanogka")
+    """The folder of all outputs: `NANOGKA_BASE_DIR`, or `~/.cache/nanogka`. Raises ValueError if there is no home."""
+    named = os.environ.get("NANOGKA_BASE_DIR") or "~/.cache/nanogka"
+    folder = expand_path(named)
+    if folder.parts[:1] == ("~",):  # a user without HOME and without an entry in the system's list of users
+        raise ValueError(f"NANOGKA_BASE_DIR: got {named!r}, but this user has no home folder; expected another folder")
+    return folder
 
 
 def expand_path(path: str | Path) -> Path:
-    """`path` with `~` and `~name` expanded. An unknown user name stays as it is, unlike in `Path.expanduser`."""
-    return Path(os.path.expanduser(path))
+    """`path` with `~` and `~name` expanded. An unknown user name stays as it is, unlike in `Path.expanduser`.
+
+    Raises ValueError for a path of hundreds of folders, in which `mkdir(parents=True)` would recurse too deeply.
+    """
+    expanded = Path(os.path.expanduser(path))
+    if len(expanded.parts) > MAX_FOLDERS:
+        raise ValueError(f"{str(path)[:60]}…: has {len(expanded.parts):,} folders, expected at most {MAX_FOLDERS}")
+    return expanded
 
 
 def open_regular(path: Path, max_bytes: int | None = None) -> BinaryIO:
@@ -160,6 +175,28 @@ def annotate_oserror(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def acquire(lock: FileLock, timeout: float = -1) -> BaseFileLock:
+    """Acquire `lock`, which a `with` block releases, as does the system when the process ends.
+
+    Raises OSError that names the folder if no file can be made in it or if its file system has no locks, and
+    `filelock.Timeout` after `timeout` seconds; a negative one waits forever.
+    """
+    folder = Path(lock.lock_file).parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):  # where no file can be made, the lock would wait forever
+            pass
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, lock.lock_file) from error
+    try:
+        lock.acquire(timeout)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, *NOT_SUPPORTED):
+            raise
+        why = f"{error.strerror}; the file system of this folder cannot lock files: mount it with locks (flock), or set"
+        raise OSError(error.errno, f"{why} NANOGKA_BASE_DIR to a folder on another one", str(folder)) from error
+    return lock
+
+
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a regular file, in hexadecimal."""
     digest = hashlib.sha256()
@@ -170,9 +207,12 @@ def sha256_of(path: Path) -> str:
 
 
 def fsync(path: Path) -> None:
-    """Write a file or folder to the disk."""
+    """Write a file or folder to the disk. A file system that cannot do this for a folder does it in its own time."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:  # some network and shared folders refuse it, although their files are safe
+        if error.errno not in NOT_SUPPORTED or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
     finally:
         os.close(descriptor)

@@ -4,7 +4,8 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from nanogka.common.errors import SettingsError
+from nanogka.common.errors import MOST_SHOWN, SettingsError
+from nanogka.common.formatting import shorten
 
 if TYPE_CHECKING:
     import pydantic
@@ -34,7 +35,7 @@ def convert(
         text = error.errors()[0]["msg"].removeprefix("Input should be ")
         text = text.partition(", unable to")[0].partition(", got a")[0].replace("a valid int", "an int")
         text = f"a number {text}" if text.startswith(("greater", "less")) else text
-        raise SettingsError(f"{label}: got {value!r}, expected {text}") from None
+        raise SettingsError(f"{label}: got {shorten(repr(value), MOST_SHOWN)}, expected {text}") from None
 
 
 @cache

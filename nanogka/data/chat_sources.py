@@ -4,15 +4,19 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path, first_line, read_text
-from nanogka.data.conversation import Conversation, other_form
+from nanogka.data.chat_forms import COLUMNS, expected_form, form_of
+from nanogka.data.conversation import Conversation
 from nanogka.data.hub import Hub
-from nanogka.data.own_text import json_lines, kind_of, parse_json_line
+from nanogka.data.own_text import json_lines, kind_of, parse_json_line, read_each, unique_files
 
 VAL_SPLITS = ("test", "validation", "val")
 
@@ -42,21 +46,26 @@ def memory_source(name: str, train: Sequence[Conversation], val: Sequence[Conver
 def file_source(path: str | Path) -> ConversationSource:
     """A file with conversations, or all such files of a folder by name.
 
-    A line of a .jsonl file (also as .gz or .zst) is an object with `messages`, a .json file is a list of such objects,
-    and a .parquet file has a column `messages`.
+    A line of a .jsonl file (also as .gz or .zst) is an object of a form that `chat_forms` lists, a .json file is a list
+    of such objects or has one per line, and a .parquet file has their keys as columns.
     """
     path = expand_path(path)
     entries = sorted(path.iterdir()) if path.is_dir() else [path]
     files = [file for file in entries if kind_of(file) in FILE_READERS and not file.name.startswith(".")]
-    if not files or not all(file.is_file() for file in files):
+    if not files:
         expected = "the name of a source, or .jsonl (also as .gz or .zst), .json or .parquet files"
         raise ValueError(f"data: got {str(path)!r}, expected {expected}")
+    errors = Errors()
     for file in files:
-        if kind_of(file) == ".parquet":
-            require_messages(str(file), pq.read_schema(file).names)
+        if errors.require(
+            file.is_file(), "data", str(file), "a file; this is a dangling link, a folder or no file at all"
+        ):
+            errors.capture(lambda: kind_of(file) == ".parquet" and _columns(file))  # noqa: B023 (called at once)
+    errors.raise_if_any()
+    files = unique_files(files)
 
     def read() -> Iterator[Entry]:
-        return (entry for file in files for entry in FILE_READERS[kind_of(file)](file))
+        return read_each(files, lambda file: FILE_READERS[kind_of(file)](file))
 
     stats = [(os.fsencode(file).hex(), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return ConversationSource(str(path), read, None, _from_file, repr(stats))
@@ -74,31 +83,54 @@ def _json(file: Path) -> Iterator[Entry]:
     try:
         content = json.loads(read_text(file))
     except (ValueError, RecursionError) as error:
+        if _has_json_lines(file):  # many files with an object per line are called .json
+            yield from _jsonl(file)
+            return
         raise ValueError(f"{file}: is not JSON ({first_line(error)})") from None
     if not isinstance(content, list):
         raise ValueError(f"{file}: holds {type(content).__name__}, expected a list of conversations")
-    return ((f"{file}, number {number}", value) for number, value in enumerate(content, 1))
+    yield from ((f"{file}, number {number}", value) for number, value in enumerate(content, 1))
+
+
+def _has_json_lines(file: Path) -> bool:
+    """True if the first line of a file is a JSON object and others follow."""
+    try:
+        lines = [parse_json_line(line) for _, line in islice(json_lines(file), 2)]
+    except ValueError:
+        return False
+    return len(lines) == 2 and isinstance(lines[0], dict)
+
+
+def _columns(file: Path) -> list[str]:
+    """The columns of a parquet file that a conversation may have. Raises ValueError unless they have a known form."""
+    try:
+        names = pq.read_schema(file).names
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ValueError(f"{file}: not a parquet file, or a damaged one ({first_line(error)})") from error
+    require_form(str(file), names)
+    return [name for name in names if name in COLUMNS]
 
 
 def _parquet(file: Path) -> Iterator[Entry]:
-    number = 0
-    with pq.ParquetFile(file, page_checksum_verification=True) as opened:
-        for batch in opened.iter_batches(columns=["messages"]):
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{file}, row {number}", row
+    number, columns = 0, _columns(file)
+    try:
+        with pq.ParquetFile(file, page_checksum_verification=True) as opened:
+            for batch in opened.iter_batches(columns=columns):
+                for row in batch.to_pylist():
+                    number += 1
+                    # A column that other rows have is null here.
+                    yield f"{file}, row {number}", {name: value for name, value in row.items() if value is not None}
+    except Exception as error:  # damage makes pyarrow and Python raise errors without a common type
+        raise ValueError(f"{file}: cannot be read after row {number:,} ({first_line(error)})") from error
 
 
 FILE_READERS = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet}
 
 
-def require_messages(name: str, columns: Sequence[str]) -> None:
-    """Raise ValueError unless a table has a column `messages`."""
-    if "messages" not in columns:
-        other = other_form(columns)
-        remedy = f" ({other[0]}: {other[1]})" if other else ""
-        has = ", ".join(columns)
-        raise ValueError(f"data: {name} has the columns {has}, expected a dataset with messages{remedy}")
+def require_form(name: str, columns: Sequence[str]) -> None:
+    """Raise ValueError unless a table has the columns of a known form of conversations."""
+    if form_of(columns) is None:
+        raise ValueError(f"data: {name} has the columns {', '.join(columns)}: {expected_form(columns)}")
 
 
 def hub_source(
@@ -110,8 +142,8 @@ def hub_source(
 ) -> ConversationSource:
     """A dataset of the Hugging Face hub, or a local folder that `datasets` reads; several configurations are joined.
 
-    `convert` makes a conversation of a row. Without it, the dataset must have a column `messages`. `val` names the
-    split for validation. By default it is the first of `VAL_SPLITS` that exists; None: a share of `train`.
+    `convert` makes a conversation of a row. Without it, the dataset must have a form that `chat_forms` lists. `val`
+    names the split for validation. By default it is the first of `VAL_SPLITS` that exists; None: a share of `train`.
     """
     names = [f"{dataset} {config}".strip() for config in configs or ("",)]
     parts = [Hub().load(dataset, config) for config in configs or ("",)]
@@ -119,7 +151,7 @@ def hub_source(
         if train not in splits:
             raise ValueError(f"data: {name} has the splits {', '.join(splits)}, expected one called {train}")
         if convert is None:
-            require_messages(name, splits[train].column_names)
+            require_form(name, splits[train].column_names)
     if val == "":
         val = next((split for split in VAL_SPLITS if split in parts[0]), None)
 

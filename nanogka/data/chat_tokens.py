@@ -23,10 +23,11 @@ from nanogka.data.conversation import ChatFormat, Conversation, ConversationErro
 from nanogka.data.permutation import hash_text
 from nanogka.data.sharding import VAL_SHARE, build_once
 
-FORMAT = 3  # raise when the same conversations would give other tokens or files
+FORMAT = 4  # raise when the same conversations would give other tokens or files
 LOSS_BIT = np.uint32(1 << 31)  # set in a token to be learned, so that mask and id share four bytes
 CHUNK = 512  # conversations to tokenize together
 PLACES_SHOWN = 3
+TOO_LONG = "longer than the context"  # a kind of fault
 SPLITS = ("train", "val")
 
 
@@ -154,8 +155,10 @@ def _tokenize(
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """The usable conversations, each (length,) uint32, and their hashes (n,). The others are added to `rejected`."""
     rows, hashes = [], []
+    # No conversation with more bytes fits, however it is tokenized. Tokenizing it to find out would take gigabytes.
+    most_bytes = max_tokens * int(template.tokenizer.token_bytes().max())
     while chunk := list(islice(entries, CHUNK)):
-        converted = [(place, _convert(source, entry)) for place, entry in chunk]
+        converted = [(place, _convert(source, entry, most_bytes)) for place, entry in chunk]
         rendered = iter(template.render_many(found for _, found in converted if isinstance(found, Conversation)))
         for place, found in converted:
             if isinstance(found, Conversation):
@@ -166,14 +169,18 @@ def _tokenize(
                     continue
                 # A cut conversation would teach replies to half of a question, or replies that never end.
                 got = f"got {len(ids):,} tokens, expected at most {max_tokens:,}"
-                found = ConversationError("longer than the context", got)
+                found = ConversationError(TOO_LONG, got)
             rejected.append(Rejection(place, found.kind, str(found)))
     return rows, np.array(hashes, np.uint64)
 
 
-def _convert(source: ConversationSource, entry: object) -> Conversation | ConversationError:
+def _convert(source: ConversationSource, entry: object, most_bytes: int) -> Conversation | ConversationError:
     try:
-        return source.convert(entry)
+        conversation = source.convert(entry)
+        size = sum(len(part.text.encode()) for message in conversation.messages for part in message.parts)
+        if size > most_bytes:
+            return ConversationError(TOO_LONG, f"got {size:,} bytes of text, expected at most {most_bytes:,}")
+        return conversation
     except ConversationError as error:
         return error
     except ValueError as error:

@@ -13,10 +13,11 @@ not cover the user's messages, because the model is to answer questions and not 
 tool's output, which the engine inserts.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from nanogka.common.formatting import shorten
+from nanogka.data.chat_forms import is_learned, messages_of, refuse_unknown_meaning
 from nanogka.data.tool_calls import CALL_END, CALL_START, join_tool_calls
 from nanogka.tokenizer import Tokenizer, check_text
 
@@ -47,11 +48,13 @@ class Message:
     """A message with `role` of `ROLES`. Raises ConversationError if it cannot be used.
 
     `content` is a text, or a list of parts (dicts with `type` and `text`, or `Part`). It is kept as a text if it has
-    no tool calls, otherwise as a tuple of parts.
+    no tool calls, otherwise as a tuple of parts. A reply that is not `learned` is context only.
     """
 
     role: str
     content: str | tuple[Part, ...]
+    # Not in repr, whose hash chooses the conversations for validation: copies stay in one split.
+    learned: bool = field(default=True, repr=False)
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -155,13 +158,14 @@ class Conversation:
 
     @staticmethod
     def from_json(value: object, complete: bool = True) -> "Conversation":
-        """Read parsed JSON: an object with a list `messages`, or such a list itself.
+        """Read parsed JSON: an object of a form that `chat_forms` lists, or a list of messages.
 
-        With `complete`, it must end with a whole reply, as training data must.
+        With `complete`, it must end with a whole reply and have something to learn, as training data must.
         """
-        messages = value.get("messages") if isinstance(value, dict) else value
-        if messages is None and isinstance(value, dict) and (other := other_form(value)):
-            raise ConversationError(other[0], f"got {shorten(repr(value))}: {other[1]}")
+        try:
+            messages = messages_of(value)
+        except ValueError as error:
+            raise ConversationError("another form", str(error)) from None
         if not isinstance(messages, list):
             expected = 'expected an object {"messages": [{"role": …, "content": …}, …]}'
             raise ConversationError("no messages", f"got {shorten(repr(value))}, {expected}")
@@ -171,26 +175,24 @@ class Conversation:
             joined, continues = join_tool_calls(messages)
         except ValueError as error:
             raise ConversationError("tool call out of place", str(error)) from None
-        conversation = Conversation(tuple(_message(number, entry) for number, entry in joined), continues)
+        read = (_message(number, entry, complete) for number, entry in joined if not _is_empty_system(entry))
+        conversation = Conversation(tuple(read), continues)
         if complete and (continues or not conversation.ends_with_reply):
             last = "a tool's result" if continues else "the user's"
             wrong = f"messages: the last is {last}, expected the assistant's at the end"
             raise ConversationError("no reply at the end", wrong)
+        if complete and not any(message.learned for message in conversation.messages if message.role == ASSISTANT):
+            raise ConversationError("nothing to learn", "messages: every reply has the weight 0, expected one to learn")
         return conversation
 
     def to_json(self) -> dict:
         """Return the form that `from_json` reads."""
-        return {"messages": [{"role": message.role, "content": _content_json(message)} for message in self.messages]}
-
-
-def other_form(keys: Collection[str]) -> tuple[str, str] | None:
-    """The name of another well-known form of conversations with these keys, and how to convert it."""
-    if "conversations" in keys:
-        rename = 'from to role ("human" to "user", "gpt" to "assistant") and value to content'
-        return "ShareGPT's form", f"expected messages; rename conversations to messages, and in each {rename}"
-    if {"instruction", "output"} <= set(keys):
-        return "Alpaca's form", "expected messages; make a user's message of instruction and input, a reply of output"
-    return None
+        return {
+            "messages": [
+                {"role": message.role, "content": _content_json(message)} | ({} if message.learned else {"weight": 0})
+                for message in self.messages
+            ]
+        }
 
 
 def _content_json(message: Message) -> str | list[dict]:
@@ -199,14 +201,26 @@ def _content_json(message: Message) -> str | list[dict]:
     return [{"type": part.type, "text": part.text} for part in message.content]
 
 
-def _message(number: int, entry: object) -> Message:
+def _is_empty_system(entry: object) -> bool:
+    """True for a system message without text, which many programs write: it says nothing."""
+    if not isinstance(entry, dict) or entry.get("role") != SYSTEM:
+        return False
+    content = entry.get("content", "missing")
+    return content is None or content == [] or (isinstance(content, str) and not content.strip())
+
+
+def _message(number: int, entry: object, to_learn: bool) -> Message:
     if not isinstance(entry, dict) or not {"role", "content"} <= set(entry):
         expected = "expected an object with role and content"
         raise ConversationError("not a message", f"message {number}: got {shorten(repr(entry))}, {expected}")
     try:
-        return Message(entry["role"], entry["content"])
+        if to_learn:
+            refuse_unknown_meaning(entry)
+        return Message(entry["role"], entry["content"], not to_learn or is_learned(entry))
     except ConversationError as error:
         raise ConversationError(error.kind, f"message {number}: {error}") from None
+    except ValueError as error:
+        raise ConversationError("a key that is not obeyed", f"message {number}: {error}") from None
 
 
 class ChatFormat:
@@ -241,7 +255,10 @@ class ChatFormat:
         texts = [part.text for turns in messages for message in turns for part in message.parts]
         encoded = iter(self.tokenizer.encode_batch(texts))
         return [
-            self.render_ids([(m.role, [(part.type, next(encoded)) for part in m.parts]) for m in turns])
+            self.render_ids(
+                [(m.role, [(part.type, next(encoded)) for part in m.parts]) for m in turns],
+                [m.learned for m in turns],
+            )
             for turns in messages
         ]
 
@@ -260,15 +277,16 @@ class ChatFormat:
         return self._reply([(part.type, self.tokenizer.encode(part.text)) for part in message.parts])[0]
 
     def render_ids(
-        self, messages: Sequence[tuple[str, Sequence[tuple[str, Sequence[int]]]]]
+        self, messages: Sequence[tuple[str, Sequence[tuple[str, Sequence[int]]]]], learned: Sequence[bool] | None = None
     ) -> tuple[list[int], list[bool]]:
-        """`render` tokenized messages. A message is (role, parts), a part (type, ids)."""
+        """`render` tokenized messages. A message is (role, parts), a part (type, ids). `learned`: default all."""
         ids, mask = [self.tokenizer.bos_id], [False]
-        for role, parts in messages:
+        for (role, parts), to_learn in zip(messages, [True] * len(messages) if learned is None else learned):
             start, end = self._marks[role]
-            own, learned = self._reply(parts)
+            own, own_mask = self._reply(parts)
+            is_target = role == ASSISTANT and to_learn
             ids += [start, *own, end]
-            mask += [False, *(role == ASSISTANT and one for one in learned), role == ASSISTANT]
+            mask += [False, *(is_target and one for one in own_mask), is_target]
         return ids, mask
 
     def _reply(self, parts: Sequence[tuple[str, Sequence[int]]]) -> tuple[list[int], list[bool]]:

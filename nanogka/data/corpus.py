@@ -148,7 +148,7 @@ def read_footer(file: Path, column: str = COLUMN) -> tuple[pq.FileMetaData, byte
         raise ValueError(f"{file}: has the columns {', '.join(schema.names) or '(none)'}, expected {column!r}{hint}")
     kind = schema.field(schema.names.index(column)).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (pa.types.is_string(value) or pa.types.is_large_string(value)):
+    if not any(is_text(value) for is_text in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
         raise ValueError(f"{file}: the column {column!r} holds {kind}, expected strings")
     return metadata, raw
 

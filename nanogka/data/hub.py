@@ -28,13 +28,13 @@ class Hub:
 
     root: Path | None = None
 
-    def load(self, dataset: str, config: str = "", split: str | None = None) -> Any:
+    def load(self, dataset: str, config: str = "", split: str | None = None, streaming: bool = False) -> Any:
         """A split of a dataset, or all splits by name; `dataset` may also be a local folder.
 
         Raises ValueError if a local copy is missing, and OSError if `datasets` cannot read the dataset.
         """
         location = tuple(filter(None, (dataset, config)))
-        options: dict[str, Any] = {"split": split}
+        options: dict[str, Any] = {"split": split} | ({"streaming": True} if streaming else {})
         if self.root is not None:
             folder = self.root.joinpath(*location)
             if not folder.is_dir():
@@ -48,7 +48,10 @@ class Hub:
         try:
             return datasets.load_dataset(*location, **options)
         except Exception as error:  # errors of the network, the hub and a dataset's format have no common type
-            raise OSError(f"could not fetch {dataset} from the Hugging Face hub: {first_line(error)}") from error
+            why = first_line(error.__cause__ or error)  # the outer one often says only that something failed
+            if Path(dataset).exists():
+                raise OSError(f"{dataset}: `datasets` cannot read this folder: {why}") from error
+            raise OSError(f"could not fetch {dataset} from the Hugging Face hub: {why}") from error
 
     def items(self, dataset: str, config: str, split: str, convert: Callable[[dict], T]) -> list[T]:
         """Return `convert(row)` for all rows of a split. Raises ValueError that names the first malformed row."""

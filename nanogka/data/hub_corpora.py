@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from nanogka.common.files import base_dir, first_line, sha256_of
+from nanogka.common.files import acquire, base_dir, first_line, sha256_of
 from nanogka.data.corpus import Corpus, read_manifest, write_manifest
 
 TOKENS_PER_SHARD = 50_000_000  # the tokenizer makes a token of about 4.8 characters
@@ -77,7 +77,9 @@ def fetch_corpus(
     """
     folder, names = corpus.folder, corpus.shard_names(shards)
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".fetch.lock"):  # every rank calls this: one fetches, and the others then find everything
+    with acquire(
+        FileLock(folder / ".fetch.lock")
+    ):  # every rank calls this: one fetches, and the others then find everything
         manifest = read_manifest(folder) or {}
         files = manifest.get("files", {})
         for name in names:

@@ -1,34 +1,43 @@
-"""The user's own text, .jsonl and .parquet files, as documents and as a corpus.
+"""The user's own text, .jsonl, .csv and .parquet files, as documents and as a corpus.
 
-A line of a .jsonl file is one document: an object with the text under `text`. A small text file (.txt, .md, .rst, .py)
-is one document; a longer one is cut at blank lines. Text and .jsonl may be compressed (.gz, .zst).
+A line of a .jsonl file is one document: an object with the text under `text`. So is a row of a .csv file, whose first
+line names the columns. A small text file (.txt, .md, .rst, .py) is one document; a longer one is cut at blank lines.
+All but parquet may be compressed (.gz, .zst).
 
 Text is read once, into parquet shards in `NANOGKA_BASE_DIR/corpora`. Training then reads a corpus like any other, and a
 file that changes during a run does no harm.
 """
 
+import csv
+import gzip
 import hashlib
 import io
 import json
 import os
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nanogka.common.files import base_dir, first_line
+from nanogka.common.errors import Errors
+from nanogka.common.files import MAX_JSON_BYTES, base_dir, first_line, open_regular
+from nanogka.common.formatting import first_few, shorten
 from nanogka.data.corpus import COLUMN, MANIFEST, Corpus, document_or_none, read_footer, read_row_group, to_texts
 from nanogka.data.sharding import build_once, write_corpus
 from nanogka.tokenizer import check_text
 
+T = TypeVar("T")
+
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-EXPECTED = "a .parquet, .jsonl, .txt, .md, .rst or .py file (all but .parquet also as .gz or .zst), or a folder of them"
-FORMAT = 1  # raise when the same files would give other shards
+COMPRESSIONS = (".gz", ".zst")
+BYTE_ORDER_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16
+EXPECTED = "a .parquet, .jsonl, .txt, .md, .rst, .py or .csv file (not .parquet: also .gz, .zst), or a folder of them"
+SKIP_HINT = "; correct them, or leave them out with `scripts.make_shards --bad-files skip`"
+FORMAT = 2  # raise when the same files would give other shards
 DOCUMENT_CHARS = 8192  # a longer .txt is cut at the first blank line beyond this
 LONGEST_CHARS = 4 * DOCUMENT_CHARS  # … or here, if there is no blank line
 
@@ -39,25 +48,63 @@ def kind_of(file: Path) -> str:
 
 
 def find_files(path: Path) -> list[Path]:
-    """The parquet files of a folder if it has any, otherwise its text files; or `path`, if it is one of these files."""
+    """The parquet files of a folder, if it has none its text files, if it has none of these its .csv files.
+
+    Or `path`, if it is one of these files. Raises ValueError if there is none.
+    """
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     files = [file for file in files if file.is_file() and not file.name.startswith(".")]
     shards = [file for file in files if file.suffix == ".parquet"]
     found = shards or [file for file in files if kind_of(file) in (*TEXT_SUFFIXES, ".jsonl")]
+    found = found or [file for file in files if kind_of(file) == ".csv"]
     if not found:
-        csv = any(kind_of(file) == ".csv" for file in files)
-        hint = "; for .csv use `scripts.make_shards --dataset FOLDER --column NAME`" if csv else ""
-        raise ValueError(f"data: got {str(path)!r}, expected {EXPECTED}{hint}")
-    return found
+        raise ValueError(f"data: got {str(path)!r}, expected {EXPECTED}{_remedy(path, files)}")
+    return unique_files(found)
+
+
+def unique_files(files: Sequence[Path]) -> list[Path]:
+    """The first of the names of each file: two names, as links give them, are one text."""
+    return list({(file.stat().st_dev, file.stat().st_ino): file for file in reversed(files)}.values())[::-1]
+
+
+def _remedy(path: Path, files: Sequence[Path]) -> str:
+    """What to do if nothing in `path` can be read, from what it holds."""
+    folders = sorted(entry.name for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
+    if folders and not files:
+        return f"; it has only subfolders, which are not read: name one of them ({first_few(folders)})"
+    return ""
 
 
 def left_out(path: Path, files: Sequence[Path]) -> str:
-    """Describe what a folder has in addition to the files that are read: `; left out: 3 .csv, 1 folder`."""
+    """Describe what a folder has in addition to the files that are read: `; left out: 3 .csv, 1 folders`.
+
+    Entries that look like text and are not read are named, because their users expect them to be.
+    """
     used = {file.name for file in files} | {MANIFEST}
     others = [] if path.is_file() else [e for e in path.iterdir() if e.name not in used and not e.name.startswith(".")]
-    counts = Counter("folders" if entry.is_dir() else entry.suffix or "without a suffix" for entry in others)
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.most_common())
-    return f"; left out: {kinds}" if kinds else ""
+    kinds: dict[str, list[str]] = {}
+    for entry in sorted(others):
+        kinds.setdefault(_why_left_out(entry, files), []).append(entry.name)
+    told = [
+        f"{len(names):,} {kind}" + (f" ({first_few(names)})" if kind in NAMED_KINDS else "")
+        for kind, names in sorted(kinds.items(), key=lambda item: -len(item[1]))
+    ]
+    return f"; left out: {', '.join(told)}" if told else ""
+
+
+DANGLING, NOT_A_FILE, TWICE = NAMED_KINDS = ("dangling links", "pipes or devices", "further names of a file")
+
+
+def _why_left_out(entry: Path, files: Sequence[Path]) -> str:
+    if entry.is_dir():
+        return "folders"
+    if not entry.exists():
+        return DANGLING
+    if not entry.is_file():
+        return NOT_A_FILE
+    if any(entry.samefile(file) for file in files):
+        return TWICE
+    return entry.suffix or "without a suffix"
 
 
 def text_corpus(path: Path, files: Sequence[Path]) -> Corpus:
@@ -72,16 +119,51 @@ def text_corpus(path: Path, files: Sequence[Path]) -> Corpus:
         stat = file.stat()
         digest.update(os.fsencode(file.name) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
     folder = base_dir() / "corpora" / f"text-{digest.hexdigest()[:16]}"
-    write = lambda partial: write_corpus(partial, documents(files), source=str(path))  # noqa: E731
+    write = lambda partial: write_corpus(partial, documents(files, hint=SKIP_HINT), source=str(path))  # noqa: E731
     count = f", from {len(files):,} file{'' if len(files) == 1 else 's'}{left_out(path, files)}"
     return Corpus(build_once(folder, write, private=True), name=str(path), note=count)
 
 
-def documents(files: Sequence[Path], column: str = COLUMN) -> Iterator[str | None]:
-    """The documents of the files; None where a row or line has no text."""
-    readers = {".parquet": _parquet, ".jsonl": _jsonl} | dict.fromkeys(TEXT_SUFFIXES, _text)
+def documents(files: Sequence[Path], column: str = COLUMN, hint: str = "") -> Iterator[str | None]:
+    """The documents of the files; None where a row or line has no text.
+
+    Raises ValueError after the last file if some are bad, with a line for each, the first fault in it and `hint`.
+    """
+    yield from read_each(files, lambda file: _documents_of(file, column), hint)
+
+
+def read_each(files: Sequence[Path], read: Callable[[Path], Iterator[T]], hint: str = "") -> Iterator[T]:
+    """What `read` gives of each file. Raises one ValueError at the end that names every bad file."""
+    errors = Errors()
     for file in files:
-        yield from readers[kind_of(file)](file, column)
+        try:
+            yield from read(file)
+        except ValueError as error:
+            errors.extend(error)
+    if errors.lines and len(files) > 1:
+        errors.lines.append(f"data: {len(errors.lines)} of {len(files):,} files cannot be read{hint}")
+    errors.raise_if_any()
+
+
+def readable(files: Sequence[Path], column: str, log: Callable[[str], None]) -> list[Path]:
+    """The files whose documents can all be read; a line to `log` about each of the others. Reads all text."""
+    found = []
+    for file in files:
+        try:
+            for _ in _documents_of(file, column):
+                pass
+        except ValueError as error:
+            log(f"left out: {error}")
+        else:
+            found.append(file)
+    if not found:
+        raise ValueError(f"data: got {len(files):,} files, expected at least one that can be read")
+    return found
+
+
+def _documents_of(file: Path, column: str) -> Iterator[str | None]:
+    readers = {".parquet": _parquet, ".jsonl": _jsonl, ".csv": _csv} | dict.fromkeys(TEXT_SUFFIXES, _text)
+    return readers[kind_of(file)](file, column)
 
 
 def _parquet(file: Path, column: str) -> Iterator[str | None]:
@@ -108,6 +190,8 @@ def _text(file: Path, _: str) -> Iterator[str | None]:
             text = ""
             # readline has a limit, so that a file without line ends is never in memory as a whole.
             while line := opened.readline(DOCUMENT_CHARS):
+                if "\0" in line:  # valid UTF-8, but what no text has
+                    raise ValueError(f"{file}: holds NUL characters, so it is binary or UTF-16{_encoding_hint(file)}")
                 text += line
                 if (len(text) >= DOCUMENT_CHARS and not line.strip()) or len(text) >= LONGEST_CHARS:
                     yield document_or_none(text)
@@ -115,28 +199,83 @@ def _text(file: Path, _: str) -> Iterator[str | None]:
             if text:
                 yield document_or_none(text)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: not UTF-8 (byte 0x{error.object[error.start]:02x}); save it as UTF-8") from None
+        byte = error.object[error.start]
+        raise ValueError(f"{file}: not UTF-8 (byte 0x{byte:02x}){_encoding_hint(file)}") from None
+
+
+def _csv(file: Path, column: str) -> Iterator[str | None]:
+    # Every field is text: also the words NA, null and None, which other readers take for missing values.
+    csv.field_size_limit(MAX_JSON_BYTES)
+    try:
+        with _open(file) as data, io.TextIOWrapper(data, encoding="utf-8-sig", newline="") as opened:
+            rows = csv.reader(_limited_lines(file, opened), strict=True)
+            names = next(rows, [])
+            if column not in names:
+                has = shorten(", ".join(names)) or "none"
+                raise ValueError(f"{file}: has the columns {has} in its first line, expected {column!r}")
+            at = names.index(column)
+            for row in rows:
+                if row and len(row) != len(names):
+                    wrong = f"has {len(row)} fields, expected {len(names)} as in the first line"
+                    raise ValueError(f"{file}, line {rows.line_num}: {wrong}")
+                if row:
+                    yield document_or_none(row[at])
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: not UTF-8 (byte 0x{error.object[error.start]:02x}){_encoding_hint(file)}") from None
+    except csv.Error as error:
+        raise ValueError(f"{file}, line {rows.line_num}: {error}") from None
+
+
+def _limited_lines(file: Path, opened: io.TextIOBase) -> Iterator[str]:
+    for line in iter(lambda: opened.readline(MAX_JSON_BYTES), ""):
+        if len(line) == MAX_JSON_BYTES or "\0" in line:
+            wrong = "holds NUL characters" if "\0" in line else f"has a line of {MAX_JSON_BYTES:,} characters or more"
+            raise ValueError(f"{file}: {wrong}, expected text")
+        yield line
+
+
+def _encoding_hint(file: Path) -> str:
+    """How to convert a text file that is not UTF-8, from its first bytes."""
+    with _open(file) as opened:
+        start = opened.read(64)
+    if start[:2] in BYTE_ORDER_MARKS:
+        encoding = "UTF-16"
+    elif b"\0" in start:
+        encoding = "UTF-16BE" if start[:1] == b"\0" else "UTF-16LE"
+    else:
+        encoding = "LATIN1"
+    return f"; if it is {encoding}, convert it with `iconv -f {encoding} -t UTF-8`"
 
 
 @contextmanager
 def _open(file: Path) -> Iterator[BinaryIO]:
     """Open a file to read its bytes, decompressed if its name says so. Raises ValueError for damaged compression."""
-    compression = COMPRESSIONS.get(file.suffix)
-    with file.open("rb") as raw:
-        if compression is None:
+    with open_regular(file) as raw:
+        if file.suffix not in COMPRESSIONS:
             yield raw
             return
         try:
-            with io.BufferedReader(pa.CompressedInputStream(raw, compression)) as opened:
+            # Python's gzip accepts zeros behind the end, as tapes and some downloads leave them; pyarrow's does not.
+            packed = gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else pa.CompressedInputStream(raw, "zstd")
+            with io.BufferedReader(packed) as opened:
                 yield opened
-        except OSError as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{file}: cannot be decompressed ({first_line(error)})") from None
 
 
 def json_lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a .jsonl file, which may be compressed, that are not blank, with their numbers from 1."""
+    """The lines of a .jsonl file, which may be compressed, that are not blank, with their numbers from 1.
+
+    Raises ValueError for a line of more than 64 MiB, which a few compressed bytes can hold.
+    """
     with _open(file) as opened:  # lines of a binary file end at \n only: JSON may contain other line separators
-        yield from ((number, line) for number, line in enumerate(opened, 1) if line.strip())
+        for number, line in enumerate(iter(lambda: opened.readline(MAX_JSON_BYTES + 1), b""), 1):
+            if len(line) > MAX_JSON_BYTES:
+                raise ValueError(
+                    f"{file}, line {number}: has more than {MAX_JSON_BYTES:,} bytes, expected at most that"
+                )
+            if line.strip():
+                yield number, line
 
 
 def parse_json_line(data: bytes) -> object:
@@ -145,7 +284,8 @@ def parse_json_line(data: bytes) -> object:
     try:
         return json.loads(data.decode("utf-8-sig").rstrip("\r\n"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 at byte {error.start}") from None
+        hint = "; it is UTF-16, convert it with `iconv -f UTF-16 -t UTF-8`" if data[:2] in BYTE_ORDER_MARKS else ""
+        raise ValueError(f"not UTF-8 at byte {error.start}{hint}") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at column {error.colno}") from None
     except RecursionError:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock
 from tqdm import tqdm
 
-from nanogka.common.files import annotate_oserror, sha256_of
+from nanogka.common.files import acquire, annotate_oserror, sha256_of
 from nanogka.data.corpus import MAX_DOCUMENT_CHARS, write_manifest
 from nanogka.data.permutation import hash_text
 
@@ -43,9 +43,7 @@ def build_once(
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial, lock = (folder.with_name(f".{folder.name}.{end}") for end in ("partial", "lock"))
-    # Where no file can be made, FileLock would wait forever. This raises.
-    os.close(os.open(lock, os.O_RDWR | os.O_CREAT, 0o644))
-    with FileLock(lock):  # the system releases the lock of a killed process
+    with acquire(FileLock(lock)):
         try:
             if not is_valid(folder):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -59,7 +59,7 @@ def join_tool_calls(messages: Sequence[object]) -> tuple[list[tuple[int, object]
             else:
                 begins = not awaits
                 if begins:
-                    joined.append((number, {"role": ASSISTANT, "content": []}))
+                    joined.append((number, message | {"content": [], "tool_calls": None}))
                 parts, awaits = _texts(message.get("content")), ""
                 if calls:
                     parts, awaits = [*parts, {"type": "python", "text": _expression(calls)}], "result"

@@ -23,7 +23,7 @@ from filelock import FileLock
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from nanogka.common.files import base_dir, expand_path, parse_yaml, read_bytes, sha256_of
+from nanogka.common.files import acquire, base_dir, expand_path, parse_yaml, read_bytes, sha256_of
 from nanogka.evaluate.settings import URL_VARIABLE
 from nanogka.evaluate.task import LANGUAGE_MODELING, MULTIPLE_CHOICE, OPTIONS, SCHEMA, TYPES, LoadedTask, Task
 
@@ -252,7 +252,7 @@ def fetch_bundle(url: str, file: Path) -> Path:
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.partial")
-    with FileLock(file.with_name(f".{file.name}.lock")):
+    with acquire(FileLock(file.with_name(f".{file.name}.lock"))):
         if file.exists():
             return file
         try:

@@ -79,7 +79,7 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Ev
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
-        raise ValueError(f'hf_path: needs the library transformers: pip install "nanogka[hf]" ({error})') from error
+        raise ValueError(f"hf_path: needs the library transformers: pip install -e '.[hf]' ({error})") from error
     try:
         options = {"local_files_only": True, "trust_remote_code": False}  # explicit, or newer versions would ask
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).to(device)

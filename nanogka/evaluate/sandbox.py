@@ -48,7 +48,8 @@ def inside(path):
 sys.addaudithook(hook)
 """
 # Runs after the guard. The exit code alone does not tell whether the tests ran, because a program may end itself with
-# code 0 before them. So a random word, which the program's text cannot contain, is written after the last line.
+# code 0 before them. So a random word, which the program's text cannot contain, is written after the last line. The
+# word is in this process: a program that looks for it, for example in the frames of its callers, can write it too.
 MAIN = """
 def run(word):
     with open("program.py", encoding="utf-8") as file:
@@ -62,7 +63,7 @@ run(sys.stdin.buffer.read())
 def run_code(code: str, seconds: float = SECONDS) -> bool:
     """Run a program in an empty temporary folder.
 
-    Returns True if it runs to its last line and then ends in time with exit code 0.
+    Returns True if it runs to its last line, or pretends to on purpose, and then ends in time with exit code 0.
     """
     guard = GUARD.format(cpu=int(seconds) + 1, memory=MEMORY_BYTES, file=FILE_BYTES)
     word = secrets.token_bytes(16)

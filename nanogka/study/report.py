@@ -22,7 +22,7 @@ try:
     from nanogka.study.lead import lead_section, plot_leads
     from nanogka.study.summary import Summary, plus_minus
 except ImportError as error:
-    raise ValueError('the report of a study needs pandas: pip install "nanogka[study]"') from error
+    raise ValueError("the report of a study needs pandas: pip install -e '.[study]'") from error
 
 COLUMNS = ["family", "parameters", "FLOPs / token", "tokens", "tokens / parameter", "training FLOPs", "seeds"]
 AXES = {"flops": "training FLOPs", "tokens_per_parameter": "tokens per parameter"}

@@ -13,9 +13,19 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nanogka.checkpoint import STATE, latest_valid, list_checkpoints, load_checkpoint, load_weights, step_of
+from nanogka.checkpoint import (
+    STATE,
+    latest_valid,
+    list_checkpoints,
+    load_checkpoint,
+    load_weights,
+    remove_partial,
+    step_of,
+    try_checkpoint,
+)
 from nanogka.common.cli import flag_name
 from nanogka.common.errors import differences
+from nanogka.common.files import acquire
 from nanogka.common.formatting import gigabytes, shorten
 from nanogka.model import GPT
 from nanogka.runs import METRICS, read_metrics
@@ -82,9 +92,12 @@ def claim(plan: TrainPlan) -> Iterator[Start]:
         if ranks.is_main:
             try:
                 plan.folder.parent.mkdir(parents=True, exist_ok=True)
-                lock.acquire(timeout=0)
+                acquire(lock, timeout=0)
+                remove_partial(plan.folder / "checkpoints")  # of a killed process
                 start, notes = find_start(plan)
-                notes += [] if start.finished else check_disk(plan)
+                if not start.finished:
+                    notes += check_disk(plan)
+                    try_checkpoint(plan.folder if plan.folder.is_dir() else plan.folder.parent)
             except Timeout:
                 text = f"run: {plan.folder} is being trained by another process; wait for it, or --run NAME"
                 problem = ValueError(text)

@@ -22,7 +22,7 @@ def import_tracker(tracker: str) -> ModuleType | None:
     try:
         return None if tracker == "none" else import_module(TRACKERS[tracker])
     except ImportError as error:
-        install = f"pip install 'nanogka[{tracker}]'"
+        install = f"pip install -e '.[{tracker}]'"
         raise ValueError(f"tracker: got {tracker!r}, whose package is missing: {install} ({error})") from error
 
 

@@ -1,16 +1,22 @@
 """Files appear completely or not at all, foreign ones are bounded, and paths with an unknown user name are no error."""
 
+import errno
+import fcntl
 import os
 import time
+from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from full_disk import full_disk
 
 from nanogka.common.files import (
     MAX_JSON_BYTES,
+    acquire,
     atomic_write,
     base_dir,
     expand_path,
+    fsync,
     open_regular,
     parse_yaml,
     read_json,
@@ -105,3 +111,48 @@ def test_sizes_and_kinds_of_files_are_bounded(tmp_path):
             read_json(path)
     with pytest.raises(ValueError, match="expected at most 3"):
         open_regular(sparse, 3)
+
+
+def test_a_folder_that_cannot_be_synced_is_no_error_and_a_file_is(tmp_path, monkeypatch):
+    def refuse(descriptor):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    fsync(tmp_path)
+    (tmp_path / "a").write_text("a")
+    with pytest.raises(OSError, match="Invalid argument"):
+        fsync(tmp_path / "a")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_works_or_is_named_and_never_waits(tmp_path, monkeypatch, code):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    path = tmp_path / ".x.lock"
+    if code == errno.ENOSYS:  # filelock then uses a file that must not exist
+        with pytest.warns(UserWarning, match="soft|lock"), acquire(FileLock(path)):
+            assert path.exists()
+    else:
+        with pytest.raises(OSError, match=f"cannot lock files: .* NANOGKA_BASE_DIR .*'{tmp_path}'"):
+            acquire(FileLock(path))
+
+
+def test_a_lock_where_no_file_can_be_made_raises(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        acquire(FileLock(tmp_path / "none" / ".x.lock"))
+
+
+@pytest.mark.parametrize("named", [None, "~", "~/x"])
+def test_a_user_without_a_home_is_told_to_name_a_folder(monkeypatch, named):
+    monkeypatch.setattr(os.path, "expanduser", lambda path: os.fspath(path))  # as without HOME and a passwd entry
+    monkeypatch.setenv("NANOGKA_BASE_DIR", named) if named else monkeypatch.delenv("NANOGKA_BASE_DIR", raising=False)
+    with pytest.raises(ValueError, match="^NANOGKA_BASE_DIR: got .*has no home folder"):
+        base_dir()
+
+
+def test_a_path_of_hundreds_of_folders_is_refused():
+    assert expand_path("a/" * 200) == Path("a/" * 200)
+    with pytest.raises(ValueError, match="has 1,500 folders, expected at most"):
+        expand_path("a/" * 1500)

@@ -188,7 +188,7 @@ def test_bad_lines_are_counted_and_named_and_nothing_of_them_is_learned(tmp_path
         4: (json.dumps({"messages": [poison, {"role": "robot", "content": "POISON"}]}), "unknown role"),
         5: (json.dumps({"messages": [poison]}), "no reply at the end"),
         7: (b'{"messages": "\xff"}', "wrong JSON"),
-        8: (line("POISON" * 10, "too long"), "longer than the context"),
+        8: (line("POISON" * 6, "too"), "longer than the context"),
         9: ("[" * 100_000, "wrong JSON"),
     }
     good = {1: line("a", "b"), 3: "", 6: line("c", "d"), 10: line("e", "f")}
@@ -204,7 +204,7 @@ def test_bad_lines_are_counted_and_named_and_nothing_of_them_is_learned(tmp_path
     assert len(tokenized.train) + len(tokenized.val) == 4
     said = summarize(tokenized.rejected)
     assert said[0].startswith(f"4 × wrong JSON: {path}, line 2: Expecting value at column 15; {path}, line 7: not UTF")
-    assert any(text.endswith("line 8: got 73 tokens, expected at most 40") for text in said)
+    assert any(text.endswith("line 8: got 44 tokens, expected at most 40") for text in said)
 
 
 def test_too_little_to_learn_from_is_an_error_that_says_what_was_wrong(tmp_path):
@@ -252,22 +252,17 @@ def test_json_and_parquet_files_are_the_conversations_of_jsonl(tmp_path):
     assert len(list(file_source(tmp_path).train())) == 120  # a folder of all of them
 
 
-def test_other_forms_are_refused_by_name_with_a_remedy(tmp_path):
-    share = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
-    alpaca = {"instruction": "a", "input": "", "output": "b"}
-    for entry, kind, remedy in (
-        (share, "ShareGPT's form", "rename"),
-        (alpaca, "Alpaca's form", "make a user's message"),
-    ):
-        (tmp_path / "a.json").write_text(json.dumps([entry]))
-        source = file_source(tmp_path / "a.json")
-        ((_, value),) = source.train()
-        with pytest.raises(ConversationError, match=remedy) as error:
-            source.convert(value)
-        assert error.value.kind == kind
-        pq.write_table(pa.Table.from_pylist([entry]), tmp_path / "a.parquet")
-        with pytest.raises(ValueError, match=f"{kind}: .*{remedy}"):
-            file_source(tmp_path / "a.parquet")
+def test_a_form_that_cannot_be_learned_is_refused_in_every_kind_of_file(tmp_path):
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    (tmp_path / "a.json").write_text(json.dumps([pair]))
+    source = file_source(tmp_path / "a.json")
+    ((_, value),) = source.train()
+    with pytest.raises(ConversationError, match="pairs of a chosen and a rejected reply") as error:
+        source.convert(value)
+    assert error.value.kind == "another form"
+    pq.write_table(pa.Table.from_pylist([pair]), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="a.parquet has the columns prompt, chosen, rejected: pairs of"):
+        file_source(tmp_path / "a.parquet")
     for text in ("{", '{"messages": []}'):
         (tmp_path / "a.json").write_text(text)
         with pytest.raises(ValueError, match="a.json: "):
@@ -280,7 +275,7 @@ def test_a_dataset_gives_its_own_validation_names_bad_rows_and_must_have_message
     assert [one[:2] for one in tokenized.rejected] == [(f"{hub} train, row 4", "unknown role")]
     for name in ("train", "test"):
         (hub / f"{name}.jsonl").write_text('{"text": "a"}\n')
-    with pytest.raises(ValueError, match="has the columns text, expected a dataset with messages"):
+    with pytest.raises(ValueError, match="has the columns text: expected messages, conversations"):
         hub_source(str(hub))
 
 
@@ -314,3 +309,65 @@ def test_files_are_tokenized_once_and_again_only_where_something_has_changed(tmp
     os.utime(path, (1, 1))
     tokenize_source(file_source(path), TEMPLATE, 40)
     assert len(calls) == 3
+
+
+FORMS = [
+    {
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"},
+        ]
+    },
+    {
+        "conversations": [
+            {"from": "system", "value": "s"},
+            {"from": "human", "value": "a"},
+            {"from": "gpt", "value": "b"},
+        ]
+    },
+    {"conversations": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "system": "s"},
+    {"system": "s", "instruction": "a", "input": "", "output": "b"},
+    {"system": "s", "prompt": "a", "completion": "b"},
+]
+
+
+@pytest.mark.parametrize("number", range(len(FORMS)))
+def test_every_known_form_is_read_from_every_kind_of_file(tmp_path, number):
+    value, expected = FORMS[number], Conversation.of("a", "b", system="s")
+    (tmp_path / "a.jsonl").write_text(json.dumps(value) + "\n")
+    (tmp_path / "b.json").write_text(json.dumps([value]))
+    (tmp_path / "c.json").write_text(f"{json.dumps(value)}\n{json.dumps(value)}\n")  # lines, whatever it is called
+    pq.write_table(pa.Table.from_pylist([value]), tmp_path / "d.parquet")
+    source = file_source(tmp_path)
+    assert [source.convert(entry) for _, entry in source.train()] == [expected] * 5
+
+
+def test_all_damaged_files_of_conversations_are_named(tmp_path):
+    pq.write_table(pa.Table.from_pylist([FORMS[0]] * 300), tmp_path / "good.parquet")
+    content = (tmp_path / "good.parquet").read_bytes()
+    (tmp_path / "flipped.parquet").write_bytes(content[:40] + bytes([content[40] ^ 255]) + content[41:])
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(ValueError) as error:
+        list(file_source(tmp_path).train())
+    assert [line.partition(": ")[0] for line in str(error.value).splitlines()] == [
+        f"{tmp_path / 'bad.json'}", f"{tmp_path / 'flipped.parquet'}", "data",
+    ]  # fmt: skip
+    for name, bad in (("cut", content[: len(content) // 2]), ("empty", b""), ("text", b"hello")):
+        (tmp_path / f"{name}.parquet").write_bytes(bad)
+    (tmp_path / "link.jsonl").symlink_to("nowhere")
+    with pytest.raises(ValueError) as error:
+        file_source(tmp_path)
+    assert all(name in str(error.value) for name in ("cut.parquet", "empty.parquet", "text.parquet", "link.jsonl"))
+
+
+def test_a_text_that_cannot_fit_is_left_out_without_being_tokenized(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Tokenizer, "encode_batch", lambda self, texts, *_: asked.extend(texts) or [[1] for _ in texts])
+    long = Conversation.of("x" * 10**6, "b")
+    source = memory_source(
+        "m", [Conversation.of("a", "b"), Conversation.of("c", "d"), long], [Conversation.of("e", "f")]
+    )
+    tokenized = tokenize_source(source, TEMPLATE, 40)
+    assert [one[:2] for one in tokenized.rejected] == [("m, number 3", "longer than the context")]
+    assert max(map(len, asked)) == 1

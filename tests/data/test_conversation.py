@@ -124,3 +124,73 @@ def test_a_fault_of_a_conversation_is_named_and_classed(value, kind, text):
     with pytest.raises(ConversationError, match=text) as error:
         Conversation.from_json(value)
     assert error.value.kind == kind
+
+
+@pytest.mark.parametrize(
+    "key,off,on", [("weight", 0, 1), ("weight", 0.0, None), ("train", False, True), ("training", False, None)]
+)
+def test_a_reply_that_is_not_to_be_learned_is_context(tokenizer, key, off, on):
+    talk = messages(("user", "a"), ("assistant", "Fine"), ("user", "b"), ("assistant", "Thank you."))
+    talk["messages"][1][key], talk["messages"][3][key] = off, on
+    conversation = Conversation.from_json(talk)
+    expected = by_hand(
+        tokenizer, "<|bos|>", "<|user_start|>", ("a", False), "<|user_end|>",
+        "<|assistant_start|>", ("Fine", False), "<|assistant_end|>",
+        "<|user_start|>", ("b", False), "<|user_end|>",
+        "<|assistant_start|>", ("Thank you.", True), "<|assistant_end|>+",
+    )  # fmt: skip
+    assert ChatFormat(tokenizer).render(conversation) == expected
+    assert Conversation.from_json(conversation.to_json()) == conversation
+    assert repr(conversation) == repr(Conversation.of("a", "Fine", "b", "Thank you."))  # its hash chooses the split
+    talk["messages"][3][key] = off
+    with pytest.raises(ConversationError, match="every reply has the weight 0"):
+        Conversation.from_json(talk)
+
+
+def test_a_reply_with_a_call_is_not_learned_either_if_its_weight_is_0(tokenizer):
+    call = {"function": {"name": "calculator", "arguments": '{"expression": "1+1"}'}}
+    talk = [
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call], "weight": 0},
+        {"role": "tool", "content": "2"}, {"role": "assistant", "content": "It is 2."},
+        {"role": "user", "content": "b"}, {"role": "assistant", "content": "Fine"},
+    ]  # fmt: skip
+    ids, mask = ChatFormat(tokenizer).render(Conversation.from_json(talk))
+    assert tokenizer.decode([token for token, learned in zip(ids, mask) if learned]) == "Fine<|assistant_end|>"
+
+
+@pytest.mark.parametrize(
+    "key,value", [("reasoning_content", "hm"), ("prefix", True), ("images", ["a"]), ("weight", 0.5), ("weight", "0")]
+)
+def test_a_key_that_would_change_what_is_learned_is_refused(key, value):
+    talk = messages(("user", "a"), ("assistant", "b"))
+    talk["messages"][1][key] = value
+    with pytest.raises(ConversationError, match=f"message 2: {key}: got") as error:
+        Conversation.from_json(talk)
+    assert error.value.kind == "a key that is not obeyed"
+    if key != "weight":
+        assert len(Conversation.from_json(talk, complete=False).messages) == 2  # a client sends earlier replies back
+        talk["messages"][1][key] = None
+        assert Conversation.from_json(talk) == Conversation.of("a", "b")
+
+
+@pytest.mark.parametrize("content", ["", " \n", None, []])
+def test_an_empty_system_message_is_none(content):
+    talk = messages(("system", content), ("user", "a"), ("assistant", "b"))
+    assert Conversation.from_json(talk) == Conversation.of("a", "b")
+
+
+def test_the_forms_of_other_programs_are_read():
+    alpaca = {"instruction": "a", "input": "b", "output": "c", "history": [["d", "e"]]}
+    assert Conversation.from_json(alpaca) == Conversation.of("d", "e", "a\n\nb", "c")
+    turns = messages(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))["messages"]
+    found = Conversation.from_json({"prompt": turns[:3], "completion": turns[3:]})
+    assert [message.learned for message in found.messages] == [True, False, True, True]
+    for value, said in (
+        ({"prompt": "a", "completion": "b", "label": False}, "good or bad"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "chosen and a rejected"),
+        ({"text": "a"}, "expected messages, conversations"),
+        ({"conversations": "a"}, "expected a list"),
+        ({"instruction": "a", "output": "b", "history": [1]}, "history: "),
+    ):
+        with pytest.raises(ConversationError, match=said):
+            Conversation.from_json(value)

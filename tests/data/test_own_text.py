@@ -1,5 +1,6 @@
 """Own .txt and .jsonl files: how they are cut and split, what is cached, and the errors of bad ones."""
 
+import csv
 import gzip
 import json
 import os
@@ -7,6 +8,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow
+import pyarrow.parquet as pq
 import pytest
 
 from nanogka.data import corpus as corpus_module
@@ -118,7 +120,7 @@ def test_what_a_folder_has_besides_its_text_is_counted(tmp_path):
     )
     for name in ("a.txt", "b.md", "c.py"):
         (tmp_path / name).unlink()
-    with pytest.raises(ValueError, match=r"expected a .parquet, .jsonl.* for .csv use .*make_shards --dataset"):
+    with pytest.raises(ValueError, match=r"d.csv: has the columns d.csv in its first line, expected 'text'"):
         open_corpus(tmp_path)
 
 
@@ -200,3 +202,90 @@ def test_a_document_beyond_the_limit_is_cut(tmp_path, monkeypatch, write_shards)
     assert sorted(map(len, all_documents(open_corpus(tmp_path / "a.jsonl")))) == [5, 50, 100, 100]
     corpus = open_corpus(write_shards(tmp_path / "shards", ["y" * 250], ["short"]))
     assert list(corpus.documents("train")) == ["y" * 100]
+
+
+def test_all_bad_files_are_named_at_once_with_what_to_do(tmp_path):
+    (tmp_path / "good.txt").write_text("one")
+    (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
+    (tmp_path / "marked.txt").write_bytes("one".encode("utf-16"))
+    (tmp_path / "plain16.txt").write_bytes("one two".encode("utf-16-le"))  # without a mark it is valid UTF-8
+    (tmp_path / "late.md").write_text("a" * 9000 + "\0")
+    (tmp_path / "key.jsonl").write_text('{"body": "a"}\n')
+    with pytest.raises(ValueError) as error:
+        open_corpus(tmp_path)
+    lines = str(error.value).splitlines()
+    expected = {"key.jsonl": "'text'", "late.md": "NUL", "latin.txt": "LATIN1", "marked.txt": "-f UTF-16 -t",
+                "plain16.txt": "-f UTF-16LE -t"}  # fmt: skip
+    for line, (name, said) in zip(lines, expected.items()):
+        assert line.startswith(f"{tmp_path / name}")
+        assert said in line
+    assert lines[5:] == [f"data: 5 of 6 files cannot be read{own_text.SKIP_HINT}"]
+    notes = []
+    assert own_text.readable(own_text.find_files(tmp_path), "text", notes.append) == [tmp_path / "good.txt"]
+    assert len(notes) == 5
+
+
+def test_a_file_with_two_names_is_read_once_and_other_entries_are_named(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.txt").write_text("two")
+    (tmp_path / "c.txt").symlink_to("a.txt")
+    os.link(tmp_path / "b.txt", tmp_path / "d.txt")
+    (tmp_path / "e.txt").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "f.txt")
+    corpus = open_corpus(tmp_path)
+    assert sorted(all_documents(corpus)) == ["one", "two"]
+    note = ", from 2 files; left out: 2 further names of a file (c.txt; d.txt), 1 dangling links (e.txt), "
+    assert note + "1 pipes or devices (f.txt)" in corpus.describe()
+
+
+def test_a_folder_of_folders_says_that_they_are_not_read(tmp_path):
+    for name in ("CC-MAIN-2013-20", "CC-MAIN-2014-10"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=r"only subfolders, .* name one of them \(CC-MAIN-2013-20; CC-MAIN-2014-10\)"):
+        open_corpus(tmp_path)
+
+
+def test_a_line_without_end_is_refused_before_it_fills_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_text, "MAX_JSON_BYTES", 1000)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "ok"}\n{"text": "' + b"a" * 5000 + b'"}\n'))
+    with pytest.raises(ValueError, match="a.jsonl.gz, line 2: has more than 1,000 bytes"):
+        open_corpus(tmp_path / "a.jsonl.gz")
+
+
+def test_gzip_with_zeros_behind_its_end_is_read(tmp_path):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one\n") + bytes(512))
+    assert list(own_text.documents([tmp_path / "a.txt.gz"])) == ["one\n"]
+
+
+def test_parquet_with_string_views_is_text(tmp_path):
+    table = pyarrow.table({"text": pyarrow.array(["one", "two", None], pyarrow.string_view())})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert list(own_text.documents([tmp_path / "a.parquet"])) == ["one", "two", None]
+
+
+def test_the_fields_of_a_csv_file_are_text_whatever_they_say(tmp_path):
+    words = ["NA", "null", "None", "nan", "N/A", "1.5", "two\nlines, with a comma", 'a "quote"']
+    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file).writerows([("id", "text"), *enumerate(words), (9, " ")])
+    assert list(own_text.documents(own_text.find_files(tmp_path))) == [*words, None]
+    assert list(own_text.documents([tmp_path / "a.csv"], "id"))[:2] == ["0", "1"]
+    (tmp_path / "b.txt").write_text("a text file comes first")
+    assert own_text.find_files(tmp_path) == [tmp_path / "b.txt"]
+
+
+@pytest.mark.parametrize(
+    "content,said",
+    [
+        (b"text,b\none,1\ntwo,1,2\n", "line 3: has 3 fields, expected 2"),
+        (b'text\n"one\ntwo\n', "line 3: unexpected end of data"),
+        (b"body\none\n", "has the columns body in its first line, expected 'text'"),
+        (b"", "has the columns none"),
+        (b"text\ncaf\xe9\n", "not UTF-8 .byte 0xe9.; if it is LATIN1"),
+        ("text\none\n".encode("utf-16"), "if it is UTF-16, convert"),
+        (b"text\none\0\n", "holds NUL"),
+    ],
+)
+def test_a_fault_of_a_csv_file_is_named(tmp_path, content, said):
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{tmp_path / 'a.csv'}.*{said}"):
+        list(own_text.documents([tmp_path / "a.csv"]))

@@ -62,11 +62,16 @@ MUTANTS = [
         "nanogka/data/conversation.py",
         "tests/data/test_conversation.py",
         (
-            "for one in learned), role == ASSISTANT]",
-            "for one in learned), False]",
+            "for one in own_mask), is_target]",
+            "for one in own_mask), False]",
             "test_only_the_assistants_words_and_the_end_of_its_turn_are_learned",
         ),
         ("[kind != OUTPUT] * len(own)", "[True] * len(own)", "test_a_tool_call_is_learned_and_its_output_is_not"),
+        (
+            "role == ASSISTANT and to_learn",
+            "role == ASSISTANT",
+            "test_a_reply_that_is_not_to_be_learned_is_context",
+        ),
         (
             r'f"{system}\n\n{text}"',
             r'f"{system}\n{text}"',

@@ -143,12 +143,26 @@ MUTANTS = [
         ),
     ),
     *of(
-        "nanogka/data/conversation.py",
+        "nanogka/data/chat_forms.py",
         "tests/data/test_chat.py",
         (
             '{"instruction", "output"} <= set(keys)',
             '{"instruction", "output"} == set(keys)',
-            "test_other_forms_are_refused_by_name_with_a_remedy",
+            "test_every_known_form_is_read_from_every_kind_of_file",
+        ),
+    ),
+    *of(
+        "nanogka/data/own_text.py",
+        "tests/data/test_own_text.py",
+        (
+            "for file in reversed(files)",
+            "for file in files",
+            "test_a_file_with_two_names_is_read_once_and_other_entries",
+        ),
+        (
+            "len(line) > MAX_JSON_BYTES",
+            "len(line) > 10 * MAX_JSON_BYTES",
+            "test_a_line_without_end_is_refused_before_it_fills_memory",
         ),
     ),
     *of(

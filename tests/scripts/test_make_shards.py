@@ -78,12 +78,14 @@ def test_a_dataset_is_streamed_or_loaded_through_the_datasets_library(tmp_path, 
     def load(*names, **options):
         asked.append((names, options))
         loaded = datasets.Dataset.from_dict({"text": texts, "id": list(range(50))})
-        return loaded.to_iterable_dataset() if options["streaming"] else loaded
+        return loaded.to_iterable_dataset() if options.get("streaming") else loaded
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     words = ["--dataset", "HuggingFaceFW/fineweb-edu", "--subset", "sample-10BT"]
     assert make_shards.main([*words, "--streaming" if streaming else "--no-streaming", "--max-chars", "300"]) == 0
-    assert asked == [(("HuggingFaceFW/fineweb-edu", "sample-10BT"), {"split": "train", "streaming": streaming})]
+    assert asked == [
+        (("HuggingFaceFW/fineweb-edu", "sample-10BT"), {"split": "train"} | ({"streaming": True} if streaming else {}))
+    ]
     train, val = contents(tmp_path / "base" / "corpora" / "fineweb-edu-sample-10BT")
     assert set(train + val) < set(texts)
     assert len(set(train + val)) == len(train + val)
@@ -103,3 +105,37 @@ def test_text_that_is_not_utf8_is_named_and_leaves_nothing(tmp_path, base, capsy
 def test_a_folder_in_which_nothing_can_be_written_is_an_error_at_once(own, capsys):
     assert make_shards.main(["--data", own[0], "--out", "/proc/x"]) in (1, 2)
     assert "/proc/.x.lock" in capsys.readouterr().err
+
+
+def test_a_folder_of_csv_files_is_read_as_text(tmp_path, base, capsys):
+    folder = tmp_path / "[D] set"
+    folder.mkdir()
+    (folder / "a.csv").write_text("text,b\n" + "".join(f"line {i},1\n" for i in range(20)) + "NA,1\nnull,2\n")
+    (folder / "b.csv").write_text("c,text\n" + "".join(f"1,row {i}\n" for i in range(9)))
+    assert make_shards.main(["--dataset", str(folder), "--out", str(tmp_path / "out")]) == 0
+    assert "31 documents" in capsys.readouterr().out
+    (folder / "c.csv").write_text("text,b\none,1,2\n")
+    words = ["--data", str(folder), "--out", str(tmp_path / "skipped")]
+    assert make_shards.main(words) == 2
+    error = capsys.readouterr().err
+    assert "c.csv, line 2: has 3 fields" in error
+    assert "--bad-files skip" in error
+    assert make_shards.main([*words, "--bad-files=skip"]) == 0
+    printed = capsys.readouterr()
+    assert "left out: " in printed.err
+    assert "31 documents" in printed.out
+
+
+def test_a_dataset_whose_column_is_no_text_or_that_cannot_be_read_is_one_line(tmp_path, base, monkeypatch, capsys):
+    datasets = pytest.importorskip("datasets")
+    loaded = datasets.Dataset.from_dict({"text": list(range(50))})
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: loaded)
+    assert make_shards.main(["--dataset", "a/b", "--out", str(tmp_path / "x")]) == 2
+    assert "--column: got 'text', which holds int in row 1" in capsys.readouterr().err
+
+    def fail(*_, **__):
+        raise RuntimeError("An error occurred while generating the dataset") from ValueError("line 4 has 3 fields")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    assert make_shards.main(["--dataset", "a/b", "--out", str(tmp_path / "x")]) == 1
+    assert "line 4 has 3 fields" in capsys.readouterr().err

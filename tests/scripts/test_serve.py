@@ -25,7 +25,7 @@ def test_what_keeps_it_from_starting_is_a_line(base, capsys, monkeypatch):
     assert "in use" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "nanogka.serve.app", None)
     assert serve.main([]) == 2
-    assert 'pip install "nanogka[serve]"' in capsys.readouterr().err
+    assert "pip install -e '.[serve]'" in capsys.readouterr().err
 
 
 def stream(port: int, max_tokens: int) -> http.client.HTTPResponse:

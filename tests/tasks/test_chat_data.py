@@ -52,3 +52,12 @@ def test_names_of_the_hub_reach_datasets(monkeypatch):
     for name in ("smoltalk", "hub:owner/name", "hub:owner/name@all"):
         open_source(name, seed=1)
     assert asked == [("HuggingFaceTB/smol-smoltalk",), ("owner/name", ""), ("owner/name", "all")]
+
+
+def test_a_name_with_a_comma_or_a_number_behind_a_colon_is_one_file_if_it_exists(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a,b.jsonl", "c:2", "d"):
+        (tmp_path / name).write_text("")
+    assert parse_mixture("a,b.jsonl") == [("a,b.jsonl", 1.0)]
+    mixture = [("embedded", 1.0), ("a,b.jsonl", 3.0), ("c:2", 1.0), ("d", 2.0)]
+    assert parse_mixture("embedded,a,b.jsonl:3, c:2,d:2") == mixture

@@ -9,6 +9,7 @@ import pytest
 import torch
 from full_disk import full_disk
 
+from nanogka import checkpoint as checkpoint_module
 from nanogka.checkpoint import (
     MANIFEST,
     OPTIMIZER,
@@ -21,6 +22,7 @@ from nanogka.checkpoint import (
     load_weights,
     read_weights,
     save_checkpoint,
+    try_checkpoint,
     verify_checkpoint,
 )
 from nanogka.common import files
@@ -221,3 +223,21 @@ def test_a_foreign_optimizer_file_is_one_line_with_its_name(tmp_path, kind):
 def test_weights_are_read_on_a_numbered_cpu(tmp_path, device):
     folder = save_checkpoint(tmp_path, checkpoint(1))
     assert read_weights(folder, device)["a"].equal(torch.ones(3, 4))
+
+
+def test_a_folder_that_cannot_keep_checkpoints_is_found_before_training(tmp_path, monkeypatch):
+    try_checkpoint(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+    def cannot_map(*args, **options):
+        raise RuntimeError("unable to mmap 440 bytes: No such device (19)")
+
+    monkeypatch.setattr(torch, "load", cannot_map)
+    with pytest.raises(ValueError, match=f"^NANOGKA_BASE_DIR: {tmp_path} cannot keep checkpoints .*unable to mmap"):
+        try_checkpoint(tmp_path)
+    monkeypatch.setattr(
+        checkpoint_module, "_fingerprint", lambda path: {"bytes": path.stat().st_size, "sha256": id(path)}
+    )
+    with pytest.raises(ValueError, match="is not what the manifest says"):
+        try_checkpoint(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -48,5 +48,5 @@ def test_a_missing_package_is_named_before_anything_is_trained(base, flags, monk
     assert train(*flags, "--run", "a", "--tracker", "trackio") == 2
     error = capsys.readouterr().err
     assert "--tracker: got 'trackio'" in error
-    assert "pip install 'nanogka[trackio]'" in error
+    assert "pip install -e '.[trackio]'" in error
     assert not (base / "runs").exists()

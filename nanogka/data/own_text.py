@@ -206,9 +206,9 @@ def _text(file: Path, _: str) -> Iterator[str | None]:
 def _csv(file: Path, column: str) -> Iterator[str | None]:
     # Every field is text: also the words NA, null and None, which other readers take for missing values.
     csv.field_size_limit(MAX_JSON_BYTES)
-    try:
-        with _open(file) as data, io.TextIOWrapper(data, encoding="utf-8-sig", newline="") as opened:
-            rows = csv.reader(_limited_lines(file, opened), strict=True)
+    with _open(file) as data, io.TextIOWrapper(data, encoding="utf-8-sig", newline="") as opened:
+        rows = csv.reader(_limited_lines(file, opened), strict=True)
+        try:
             names = next(rows, [])
             if column not in names:
                 has = shorten(", ".join(names)) or "none"
@@ -220,10 +220,11 @@ def _csv(file: Path, column: str) -> Iterator[str | None]:
                     raise ValueError(f"{file}, line {rows.line_num}: {wrong}")
                 if row:
                     yield document_or_none(row[at])
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: not UTF-8 (byte 0x{error.object[error.start]:02x}){_encoding_hint(file)}") from None
-    except csv.Error as error:
-        raise ValueError(f"{file}, line {rows.line_num}: {error}") from None
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise ValueError(f"{file}: not UTF-8 (byte 0x{byte:02x}){_encoding_hint(file)}") from None
+        except csv.Error as error:
+            raise ValueError(f"{file}, line {rows.line_num}: {error}") from None
 
 
 def _limited_lines(file: Path, opened: io.TextIOBase) -> Iterator[str]:

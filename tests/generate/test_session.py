@@ -140,7 +140,7 @@ def test_a_conversation_from_outside_loses_its_oldest_turns():
 def test_what_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch):
     monkeypatch.setattr(TOKENIZER, "encode", lambda text: pytest.fail(f"{len(text)} characters were tokenized"))
     monkeypatch.setattr(TOKENIZER, "encode_batch", lambda texts: pytest.fail(f"{len(texts)} texts were tokenized"))
-    many = Conversation.of(*"ab" * 50, "c")  # short texts, but each has two marks
+    many = Conversation.of(*"ab" * 20, "c")  # short texts, but each has two marks
     for given, options in (
         ("x" * 64, {}), (Conversation.of("x" * 64), {}), (Conversation.of("x" * 64), {"truncate": True}), (many, {}),
         (Conversation.of("x", system="x" * 64), {"truncate": True}),

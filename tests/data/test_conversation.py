@@ -114,7 +114,7 @@ def test_json_is_read_and_written():
         (
             messages(("user", "a"), ("assistant", [{"type": "c", "text": "x"}])),
             "content is not text",
-            "got {'type': 'c'",
+            "got a part of type 'c'",
         ),
         ("hello", "no messages", "got 'hello', expected an object"),
         ({"messages": ["hello"]}, "not a message", "message 1: got 'hello'"),

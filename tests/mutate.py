@@ -5,16 +5,17 @@
     python tests/mutate.py --match optimizer    those whose file or test matches a regular expression
     python tests/mutate.py --most 20            a fixed sample of at most 20 of the chosen ones
 
-The faults are in tests/mutants.py and, by package, in tests/faults. A mutant survives if its test still passes: then
-the test does not see what it promises. Each one runs in a copy of the source tree and in its own process, forked
-from this one after the slow imports. A mutant whose test is skipped on this machine is not judged.
+The faults are in tests/faults.txt. A mutant is caught if its test fails by an assertion, `pytest.fail` or a missing
+exception, or with the exception that its heading declares. It survives if its test passes: then the test does not see
+what it promises. It is not judged if its test is skipped on this machine or fails in another way, for example by a
+time limit. Each mutant runs in a copy of the source tree and in its own process, forked from this one after the slow
+imports.
 """
 
 import argparse
 import compileall
 import hashlib
 import importlib
-import importlib.util
 import json
 import os
 import py_compile
@@ -24,14 +25,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("nanogka", "scripts", "tasks", "tests", "docs", "pyproject.toml", "README.md", "speedrun.sh")
-
-
+# A test that fails in another way may have another reason. `Failed` is pytest's: `pytest.fail`, DID NOT RAISE.
+ASSERTIONS = ("AssertionError", "Failed")
 SLOW_IMPORTS = ("torch", "torch._dynamo", "pytest", "numpy", "pyarrow.parquet", "pandas", "tiktoken", "tokenizers")
 SLOW_IMPORTS += ("hypothesis", "safetensors.torch", "matplotlib.pyplot", "pydantic")
 
@@ -44,12 +46,15 @@ class Mutant:
     old: str
     new: str
     test: str
+    raises: str = ""  # name of the exception that counts as a failure of the test, next to an assertion
 
     def fault(self, root: Path) -> str | None:
         """Why this is no mutant of the tree `root`; None if it is one."""
-        path, test = root / self.file, root / self.test.partition("::")[0]
-        if not path.is_file() or not test.is_file():
+        path, (test, _, name) = root / self.file, self.test.partition("::")
+        if not path.is_file() or not (root / test).exists():
             return f"{self.file}, {self.test}: expected two files"
+        if name and not re.search(rf"def {re.escape(name.partition('[')[0])}\b", (root / test).read_text("utf-8")):
+            return f"{test}: got no test {name}"
         places = path.read_text(encoding="utf-8").count(self.old)
         return f"{self.file}: got {places} places with {self.old!r}, expected one" if places != 1 else None
 
@@ -61,39 +66,45 @@ class Mutant:
         return text
 
 
-def of(file: str, tests: str, *faults: tuple[str, str, str]) -> list[Mutant]:
-    """Several faults (old, new, name of the test) of a file whose tests are in the file `tests`."""
-    return [Mutant(file, old, new, f"{tests}::{name}") for old, new, name in faults]
-
-
-def read_mutants() -> list[Mutant]:
-    """All mutants of the project."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    sys.modules.setdefault("mutate", sys.modules[__name__])
-    found = []
-    for path in [ROOT / "tests" / "mutants.py", *sorted((ROOT / "tests" / "faults").glob("*.py"))]:
-        spec = importlib.util.spec_from_file_location(f"mutants_{path.stem}", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        found += module.MUTANTS
-    return found
+def read_mutants(path: Path = ROOT / "tests" / "faults.txt") -> list[Mutant]:
+    """The faults of a file whose first lines describe its format."""
+    mutants, heading, sides = [], (), {"-": [], "+": []}
+    for line in [*path.read_text(encoding="utf-8").splitlines(), ""]:
+        mark = line[:1]
+        if sides["+"] and mark != "+":  # the fault before is complete
+            file, test, raises = heading
+            mutants.append(Mutant(file, "\n".join(sides["-"]), "\n".join(sides["+"]), test, raises))
+            sides = {"-": [], "+": []}
+        if mark in sides:
+            sides[mark].append(line[2:])
+        elif mark not in ("", "#"):
+            assert not sides["-"], f"{sides}: expected a line of + before {line}"
+            file, test, *raises = line.split("  ")
+            heading = file, test, "".join(raises).removeprefix("raises ")
+    return mutants
 
 
 class Outcomes:
-    """A pytest plugin that writes the outcome of every test to a file."""
+    """A pytest plugin that writes each outcome to a file: of a failed test, the classes of its exception."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.of = path, {}
+        self.path, self.of, self.raised = path, {}, "failed"
+
+    def _write(self, test: str, outcome: str) -> None:
+        self.of[test] = outcome
+        self.path.write_text(json.dumps(self.of))
 
     def pytest_collectreport(self, report) -> None:
         if report.outcome == "skipped":  # a whole file, for a package that is not installed
-            self.of[report.nodeid] = report.outcome
-            self.path.write_text(json.dumps(self.of))
+            self._write(report.nodeid, report.outcome)
+
+    def pytest_runtest_makereport(self, call) -> None:
+        if call.excinfo:
+            self.raised = " ".join(kind.__name__ for kind in call.excinfo.type.__mro__)
 
     def pytest_runtest_logreport(self, report) -> None:
         if report.when == "call" or report.outcome != "passed":
-            self.of[report.nodeid] = report.outcome
-            self.path.write_text(json.dumps(self.of))
+            self._write(report.nodeid, self.raised if report.outcome == "failed" else report.outcome)
 
 
 def run_pytest(root: Path, tests: list[str], log: Path, *options: str) -> tuple[int, dict[str, str]]:
@@ -119,6 +130,16 @@ def run_pytest(root: Path, tests: list[str], log: Path, *options: str) -> tuple[
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return code, json.loads(outcomes.read_text())
+
+
+def verdict(code: int, outcomes: Mapping[str, str], raises: str = "") -> str:
+    """What a run of the tests says of a fault: "caught", "survived", or "not judged" with the reason."""
+    if code == 0:
+        return "survived"
+    failed = [outcome.split() for outcome in outcomes.values() if outcome not in ("passed", "skipped")]
+    if code == 1 and any({*ASSERTIONS, raises} & {*classes} for classes in failed):
+        return "caught"
+    return f"not judged ({failed[0][0] if failed else f'exit code {code}'})"
 
 
 def changed_since(commit: str) -> set[str]:
@@ -169,15 +190,15 @@ def judge(chosen: list[Mutant], root: Path, log: Path) -> tuple[list[str], int]:
         if before == {"skipped"} or file_skipped:
             skipped += 1
             continue
-        if "failed" in before or not before:
+        if before - {"passed", "skipped"} or not before:
             problems.append(f"{mutant.test}: {'fails' if before else 'does not run'} without a mutant\n{text[-800:]}")
             continue
         original = mutant.apply(root)
-        code, _ = run_pytest(root, [mutant.test], log, "-x")
+        said = verdict(*run_pytest(root, [mutant.test], log, "-x"), mutant.raises)
         (root / mutant.file).write_text(original, encoding="utf-8")
-        if code != 1:  # 1: tests failed; 2 to 5: pytest itself could not run them
-            problems.append(f"survived (exit code {code}): {place}, which {mutant.test} should catch")
-        print(f"{number}/{len(chosen)} {'caught' if code == 1 else 'SURVIVED'}  {place}", flush=True)
+        if said != "caught":
+            problems.append(f"{said}: {place}, which {mutant.test} should catch")
+        print(f"{number}/{len(chosen)} {said}  {place}", flush=True)
     return problems, skipped
 
 

@@ -1,0 +1,72 @@
+"""The gate of the tests: its faults fit the code, and only an assertion kills one."""
+
+import json
+import subprocess
+import sys
+
+import mutate
+import pytest
+
+
+def test_every_fault_fits_the_code_and_names_a_test():
+    mutants = mutate.read_mutants()
+    assert len(mutants) > 250
+    assert [fault for mutant in mutants if (fault := mutant.fault(mutate.ROOT))] == []
+
+
+def test_faults_are_read_as_they_are_written(tmp_path):
+    path = tmp_path / "faults.txt"
+    text = "# about\n\na.py  t.py::one\n- x\n-\n-   y\n+ z\n- p\n+\n\nb.py  t.py  raises KeyError\n- q\n+ r\n+ - s\n"
+    path.write_text(text)
+    assert mutate.read_mutants(path) == [
+        mutate.Mutant("a.py", "x\n\n  y", "z", "t.py::one"),
+        mutate.Mutant("a.py", "p", "", "t.py::one"),
+        mutate.Mutant("b.py", "q", "r\n- s", "t.py", "KeyError"),
+    ]
+    path.write_text("a.py  t.py\n- x\nb.py  t.py\n- y\n+ z\n")
+    with pytest.raises(AssertionError, match="before b.py"):
+        mutate.read_mutants(path)
+
+
+def test_a_stale_fault_is_named(tmp_path):
+    (tmp_path / "a.py").write_text("x = x + 1\n")
+    (tmp_path / "t.py").write_text("def test_one():\n    pass\n")
+    fault = lambda *words: mutate.Mutant(*words).fault(tmp_path)  # noqa: E731
+    assert fault("a.py", "+ 1", "+ 2", "t.py::test_one") is fault("a.py", "+ 1", "+ 2", "t.py") is None
+    assert "got 2 places" in fault("a.py", "x", "y", "t.py")
+    assert "got 0 places" in fault("a.py", "y", "x", "t.py")
+    assert "got no test test_on" in fault("a.py", "+ 1", "+ 2", "t.py::test_on")
+    assert "expected two files" in fault("b.py", "+ 1", "+ 2", "t.py")
+
+
+CASES = {  # of a test's body and the exception that the heading declares
+    ("pass", ""): "survived",
+    ("pytest.skip()", ""): "survived",
+    ("assert 1 == 2", ""): "caught",
+    ("pytest.fail('no')", ""): "caught",
+    ("with pytest.raises(KeyError): pass", ""): "caught",
+    ("{}['a']", ""): "not judged (KeyError)",
+    ("{}['a']", "LookupError"): "caught",
+    ("{}['a']", "TimeoutError"): "not judged (KeyError)",
+    ("raise TimeoutError", ""): "not judged (TimeoutError)",
+    ("(", ""): "not judged (exit code 2)",
+}
+JUDGE = """
+import json, os, sys
+from pathlib import Path
+import pytest
+from mutate import run_pytest, verdict
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+for number, (_, raises) in enumerate(json.loads(sys.argv[2])):
+    run = run_pytest(Path(sys.argv[1]), [f"test_{number}.py"], Path(sys.argv[1], "log"), "-x")
+    print(verdict(*run, raises))
+"""
+
+
+def test_only_an_assertion_or_a_declared_exception_catches_a_fault(tmp_path):
+    for number, (body, _) in enumerate(CASES):
+        (tmp_path / f"test_{number}.py").write_text(f"import pytest\ndef test_it():\n    {body}\n")
+    # In a process without threads, which can be forked.
+    words = [sys.executable, "-c", JUDGE, str(tmp_path), json.dumps(list(CASES))]
+    run = subprocess.run(words, cwd=mutate.ROOT / "tests", check=True, capture_output=True, text=True)
+    assert run.stdout.splitlines() == list(CASES.values())

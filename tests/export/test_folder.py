@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -205,16 +206,21 @@ def test_a_classifier_reads_the_last_token_that_is_not_padding(transformers, tmp
     torch.testing.assert_close(together, expected, rtol=0, atol=1e-5)
 
 
-def test_fine_tuning_learns_where_to_end(transformers, tmp_path):
-    """Padding is not scored. Its token neither ends a text nor occurs in one."""
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_recipe_of_fine_tuning_learns_every_token_but_the_first(transformers, tmp_path, side):
+    """Padding is not scored. Its token neither ends a text nor occurs in one. Trainer divides by the same labels."""
     out = export_run(make_run(tmp_path / "run"), tmp_path / "out")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
-    collate = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out, padding_side=side)
     texts = [f"The river{tokenizer.eos_token}", f"The river and the sea{tokenizer.eos_token}"]
-    batch = collate([tokenizer(text) for text in texts])
-    ends = batch["labels"] == tokenizer.eos_token_id
-    assert ends[:, -1].all()
-    assert (batch["labels"] == -100).equal(batch["attention_mask"] == 0)
+    recipe = Path("docs/export.md").read_text().split("## Fine-tune")[1].split("```python")[1]
+    rows = next(line for line in recipe.splitlines() if line.startswith("rows = "))
+    exec(rows, names := {"tokenizer": tokenizer, "texts": texts})
+    batch = transformers.DataCollatorForSeq2Seq(tokenizer)(names["rows"], return_tensors="pt")
+    for row, text in enumerate(texts):
+        ids = tokenizer(text)["input_ids"]
+        assert batch["input_ids"][row][batch["attention_mask"][row] == 1].tolist() == ids
+        assert batch["labels"][row][batch["labels"][row] != -100].tolist() == ids[1:]
+        assert ids[-1] == tokenizer.eos_token_id
     config = transformers.AutoConfig.from_pretrained(out, trust_remote_code=True)
     assert config.pad_token_id == tokenizer.pad_token_id != config.eos_token_id
 

@@ -263,6 +263,76 @@ def test_each_text_of_a_packed_row_is_as_if_alone(case, attention):
     torch.testing.assert_close(found[1, :64], logits[0], **EXACT)
 
 
+def padded(texts, side):
+    """A batch of texts, padded on one `side`, as transformers' collators build it."""
+    width = max(map(len, texts))
+    batch = {name: torch.zeros(len(texts), width, dtype=torch.long) for name in ("input_ids", "attention_mask")}
+    batch |= {"input_ids": batch["input_ids"] + 7, "labels": batch["input_ids"] - 100}
+    for row, text in enumerate(texts):
+        place = slice(width - len(text), width) if side == "left" else slice(len(text))
+        for name, values in (("input_ids", text), ("labels", text), ("attention_mask", 1)):
+            batch[name][row, place] = values
+    return batch
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("case", ["full", "july", "mixture"])
+def test_a_padded_batch_has_the_loss_and_the_gradient_of_its_texts_alone(case, side, packed):
+    """Nothing is predicted from padding. A packed row also holds a second text."""
+    if packed and case == "mixture":
+        pytest.skip("mixture layers refuse packed rows")
+    _, theirs = pair(case)
+    texts = [torch.tensor(random_prompt(length, length)) for length in (9, 1, 25, 14)]
+    count = sum(len(text) - 1 for text in texts)
+    alone = sum(theirs(text[None], labels=text[None], num_items_in_batch=count).loss for text in texts if len(text) > 1)
+    alone.backward()
+    expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    theirs.zero_grad(set_to_none=True)
+    if packed:
+        batch = padded([torch.cat(texts[:2]), torch.cat(texts[2:])], side)
+        positions = [torch.cat([torch.arange(len(text)) for text in two]) for two in (texts[:2], texts[2:])]
+        batch["position_ids"] = padded(positions, side)["labels"].clamp_min(0)
+        second = (batch["position_ids"][:, 1:] == 0) & batch["attention_mask"][:, :-1].bool()
+        batch["labels"][:, 1:][second] = -100  # by the collator
+    else:
+        batch = padded(texts, side)
+    found = theirs(**batch).loss
+    torch.testing.assert_close(found, alone, rtol=1e-5, atol=0)
+    found.backward()
+    for name, parameter in theirs.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["causal", "classes", "numbers", "several classes"])
+def test_accumulated_gradients_are_those_of_one_batch(kind):
+    """As Trainer accumulates: it gives the number of labels to a class that takes it, or else divides by the parts."""
+    torch.manual_seed(1)
+    ours, theirs = pair("gaussian")
+    batch = padded([torch.tensor(random_prompt(length, length)) for length in (5, 8, 3, 7)], "left")
+    if kind != "causal":
+        labels = {
+            "classes": [2, 0, 1, 2],
+            "numbers": [0.5, -1.0, 2.0, 0.25],
+            "several classes": torch.rand(4, 3).round(),
+        }
+        config = NanogkaConfig(**network_config(ours), num_labels=1 if kind == "numbers" else 3, pad_token_id=7)
+        theirs = modeling_nanogka.NanogkaForSequenceClassification(config)
+        batch["labels"] = torch.as_tensor(labels[kind])
+    # Trainer's rule: the attribute, or whether forward takes keywords, which it does.
+    takes = getattr(theirs, "accepts_loss_kwargs", True)
+    gradients = []
+    for size in (4, 1):
+        theirs.zero_grad()
+        for parts in zip(*(values.split(size) for values in batch.values())):
+            count = {"num_items_in_batch": torch.tensor(5 + 8 + 3 + 7 - 4)} if takes else {}
+            loss = theirs(**dict(zip(batch, parts)), **count).loss
+            (loss if takes else loss / (4 // size)).backward()
+        gradients.append({name: parameter.grad.clone() for name, parameter in theirs.named_parameters()})
+    for name, expected in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], expected, rtol=1e-4, atol=1e-5, msg=name)
+
+
 def test_packed_rows_are_refused_where_a_state_runs_through_them():
     positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2]])
     for case, options in (("mixture", {}), ("gaussian", {"past_key_values": transformers.DynamicCache()})):

@@ -170,6 +170,9 @@ class NanogkaForCausalLM(NanogkaPreTrainedModel, GenerationMixin):
         logits = cap * torch.tanh(self.lm_head(outputs.last_hidden_state[:, kept]).float() / cap)
         loss = None
         if labels is not None:
+            if attention_mask is not None:  # padding sees the whole row, so nothing may be predicted from it
+                unseen = F.pad(attention_mask[:, -labels.shape[1] : -1] == 0, (1, 0))
+                labels = labels.masked_fill(unseen.to(labels.device), -100)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         rest = (getattr(outputs, CACHE), outputs.hidden_states, outputs.attentions)
         return CausalLMOutputWithPast(loss, logits, *rest)
@@ -177,6 +180,8 @@ class NanogkaForCausalLM(NanogkaPreTrainedModel, GenerationMixin):
 
 class NanogkaForSequenceClassification(GenericForSequenceClassification, NanogkaPreTrainedModel):
     """The network with a linear classifier of the last token that is not padding."""
+
+    accepts_loss_kwargs = False  # the library's loss ignores `num_items_in_batch`, and Trainer must divide instead
 
     def __init__(self, config):
         NanogkaPreTrainedModel.__init__(self, config)  # the library's would look the network up by its configuration

@@ -72,7 +72,7 @@ def test_a_full_disk_is_named_and_leaves_no_temporary_file(world, name):
     words = SCRIPTS[name][0](world.base)
     with full_disk(500):
         outcome = call(*words)
-    assert outcome.code == 1, outcome
+    assert outcome.code == (2 if name == "base_train" else 1), outcome  # a training tries a checkpoint before it starts
     assert str(world.base) in outcome.err.splitlines()[-1]
     assert [path for path in world.base.rglob("*partial*") if path.exists()] == []
     assert call(*words).code == 0

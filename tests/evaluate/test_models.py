@@ -17,7 +17,7 @@ def test_without_transformers_or_a_model_the_error_says_what_to_do(tmp_path, mon
         open_hugging_face(tmp_path / "nowhere", CPU, torch.float32)
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    with pytest.raises(ValueError, match=r'hf_path: needs the library transformers: pip install "nanogka\[hf\]"'):
+    with pytest.raises(ValueError, match=r"hf_path: needs the library transformers: pip install -e '.\[hf\]'"):
         open_hugging_face(tmp_path, CPU, torch.float32)
 
 
@@ -52,7 +52,7 @@ def test_logits_are_the_librarys_and_scores_those_of_the_naive_evaluator(folder)
     import transformers
 
     evaluated, exact = (open_hugging_face(folder, CPU, dtype) for dtype in (torch.float32, torch.float64))
-    model, tokenizer = evaluated.model, evaluated.tokenizer
+    model, tokenizer = evaluated.scorer, evaluated.tokenizer
     assert (model.context_limit, tokenizer.bos_id) == (512, 0)
     ids = torch.tensor([tokenizer.encode("a river of stones")])
     expected = transformers.AutoModelForCausalLM.from_pretrained(folder)(input_ids=ids).logits
@@ -60,4 +60,4 @@ def test_logits_are_the_librarys_and_scores_those_of_the_naive_evaluator(folder)
     for type_ in TYPES:
         data = LoadedTask(Task("made_up", type_, num_fewshot=1), make_items(type_, 12))
         _, predictions = evaluate_task(model, tokenizer, data, batch_tokens=1000)
-        check_against_naive(predictions, exact.model, exact.tokenizer, data, 1e-5, None, 512)
+        check_against_naive(predictions, exact.scorer, exact.tokenizer, data, 1e-5, None, 512)

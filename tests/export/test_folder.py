@@ -233,7 +233,7 @@ def test_the_evaluator_reads_a_folder_without_running_its_code(transformers, tmp
     register_with_transformers()
     evaluated = open_hugging_face(str(out), torch.device("cpu"), torch.float32)
     ids = torch.tensor([run.tokenizer.encode("The river and the sea")])
-    torch.testing.assert_close(evaluated.model(ids), run.model(ids), rtol=0, atol=2e-5)
-    assert evaluated.model.context_limit == 48
+    torch.testing.assert_close(evaluated.scorer(ids), run.model(ids), rtol=0, atol=2e-5)
+    assert evaluated.scorer.context_limit == 48
     assert evaluated.tokenizer.bos_id == run.tokenizer.bos_id
     assert evaluated.tokenizer.encode("The sea") == run.tokenizer.encode("The sea")

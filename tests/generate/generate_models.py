@@ -156,8 +156,8 @@ def say(session, *prompts):
 
 def loaded_run(model, kind="base", tokenizer=None):
     """A run with this model and tokenizer (None: `byte_tokenizer`) that is in no folder."""
-    nowhere = Path("tiny")
-    return LoadedRun(nowhere, {"run": {"kind": kind}}, tokenizer or byte_tokenizer(), 7, nowhere, model)
+    nowhere, config = Path("tiny"), {"run": {"kind": kind}, "settings": {}, "model": model.config.to_dict()}
+    return LoadedRun(nowhere, config, tokenizer or byte_tokenizer(), 7, nowhere, model)
 
 
 def save_run(folder, model, kind="base", tokenizer=None, step=7, **settings):

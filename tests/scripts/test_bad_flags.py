@@ -16,7 +16,7 @@ BAD = {  # the script's words, and flags with values in turn; DIR is a folder wi
     "--seed -1 --device abacus --dtype int8 --run nowhere --step -3 --repetition-penalty 1e-320",
     "export": "--run nowhere --out DIR --push-to-hub a/b/c",
     "model_info": "--depth 1e12 --attention cosine --sequence-len 1 --window-pattern SX --vocab-size 0 "
-    "--total-batch-size -3 --target-param-data-ratio -1",
+    "--total-batch-size -3 --target-param-data-ratio -2",
     "serve": "--max-batch 0 --port 70000 --max-n 99 --allowed-hosts a*b --run nowhere",
     "study": "--grid DIR/nothing.yaml --workers 0",
     "report": "--run none-such --compare nor-this",

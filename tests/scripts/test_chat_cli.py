@@ -76,7 +76,7 @@ def test_a_terminal_begins_a_session(base, monkeypatch, capsys):
     [
         ("base", "-p Hi --system Be", b"", "--system: d3-tiny is a base model, expected a chat model"),
         ("base", "", b"\n", "expected some text"),
-        ("base", "", b"a\xff", "in position 1"),
+        ("base", "", b"a\xff", "at position 1"),
         ("base", "", b"x" * 10_000, "chat_cli: --prompt: got 10,001 tokens"),
     ],
 )

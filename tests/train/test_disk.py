@@ -6,18 +6,18 @@ import pytest
 from training import newest, saved, train
 
 from nanogka.runs import Run
-from nanogka.train import costs
+from nanogka.train import estimate
 
 
 @pytest.fixture
 def room(monkeypatch):
     """`room(size)`: the disk has `size` free bytes."""
-    return lambda size: monkeypatch.setattr(costs.shutil, "disk_usage", lambda path: SimpleNamespace(free=size))
+    return lambda size: monkeypatch.setattr(estimate.shutil, "disk_usage", lambda path: SimpleNamespace(free=size))
 
 
 def test_a_run_starts_only_where_two_checkpoints_fit_and_warns_where_not_all_do(base, short, finished, room, capsys):
     folder = finished / "checkpoints" / "step_000005"
-    size = costs.checkpoint_bytes(Run.open(finished).gpt_config)
+    size = estimate.checkpoint_bytes(Run.open(finished).gpt_config)
     on_disk = sum(path.stat().st_size for path in folder.iterdir())
     assert size == pytest.approx(on_disk, rel=0.05)
     room(2 * size - 1)

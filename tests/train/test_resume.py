@@ -13,6 +13,7 @@ from filelock import FileLock
 from rank_worlds import run_training
 from training import losses, saved, train
 
+from nanogka import checkpoint
 from nanogka.data import open_corpus
 from nanogka.train.resume import LoopState, read_state
 from scripts import base_train
@@ -95,6 +96,7 @@ UNUSABLE = [
 
 @pytest.mark.parametrize("files,instead,said", UNUSABLE)
 def test_a_run_that_cannot_be_used_is_not_changed(mine, short, monkeypatch, capsys, files, instead, said):
+    verify = checkpoint.verify_checkpoint
     for path in mine.glob(files):
         if instead is None:
             path.rename(mine / "evaluation.json")
@@ -107,6 +109,7 @@ def test_a_run_that_cannot_be_used_is_not_changed(mine, short, monkeypatch, caps
     assert said in capsys.readouterr().err
     assert train(*short) == 2
     assert contents(mine) == before
+    monkeypatch.setattr(checkpoint, "verify_checkpoint", verify)
     assert train(*short, "--overwrite") == 0
 
 

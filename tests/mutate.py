@@ -4,6 +4,7 @@
     python tests/mutate.py --since HEAD~1       those in files that changed since a commit
     python tests/mutate.py --match optimizer    those whose file or test matches a regular expression
     python tests/mutate.py --most 20            a fixed sample of at most 20 of the chosen ones
+    python tests/mutate.py --sample 30 --seed 1 30 mutants that are drawn at random, against the nearest tests
 
 The faults are in tests/faults.txt. A mutant is caught if its test fails by an assertion, `pytest.fail` or a missing
 exception, or with the exception that its heading declares. It survives if its test passes: then the test does not see
@@ -22,18 +23,23 @@ import py_compile
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from draw import Drawn, draw, nearest_tests
+
 ROOT = Path(__file__).parents[1]
 PARTS = ("nanogka", "scripts", "tasks", "tests", "docs", "pyproject.toml", "README.md", "speedrun.sh")
 # A test that fails in another way may have another reason. `Failed` is pytest's: `pytest.fail`, DID NOT RAISE.
 ASSERTIONS = ("AssertionError", "Failed")
+LIMIT = 300  # seconds of CPU time of one pytest process
 SLOW_IMPORTS = ("torch", "torch._dynamo", "pytest", "numpy", "pyarrow.parquet", "pandas", "tiktoken", "tokenizers")
 SLOW_IMPORTS += ("hypothesis", "safetensors.torch", "matplotlib.pyplot", "pydantic")
 
@@ -122,6 +128,9 @@ def run_pytest(root: Path, tests: list[str], log: Path, *options: str) -> tuple[
             sys.path.insert(0, str(root))
             if all(test.startswith("tests/vision") for test in tests):  # packages that other tests must not see
                 sys.path.append(str(ROOT / ".venv" / "images"))
+            # A fault may make an endless loop. The processor's time does not depend on what else the machine does.
+            resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))
+            signal.alarm(10 * LIMIT)
             import pytest
 
             words = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", *options, *tests]
@@ -169,6 +178,18 @@ def copy_tree(root: Path) -> None:
     compileall.compile_dir(root / "nanogka", quiet=2, invalidation_mode=by_hash)
 
 
+def prepare_forks() -> None:
+    """Import what the tests need, once for all children; not the project, because each child imports its own copy."""
+    for name in SLOW_IMPORTS:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    sys.modules["torch"].set_num_threads(1)
+    assert "nanogka" not in sys.modules
+    # Neither the tests nor mutants may be compiled by time, see `copy_tree`.
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sys.dont_write_bytecode = True
+
+
 def judge(chosen: list[Mutant], root: Path, log: Path) -> tuple[list[str], int]:
     """Return a line about every mutant that is not caught, and the number of those whose test is skipped here."""
     # All tests in one process: most of the time of a short test is its imports.
@@ -202,13 +223,63 @@ def judge(chosen: list[Mutant], root: Path, log: Path) -> tuple[list[str], int]:
     return problems, skipped
 
 
+def judge_sample(drawn: list[Drawn], root: Path, log: Path) -> dict[str, Counter]:
+    """Print what the nearest tests say of every drawn mutant; returns the number of each verdict by package."""
+    mutants, counts = read_mutants(), {}
+    unmutated: dict[str, bool] = {}  # of a test that caught a mutant: whether it passes without one
+    for number, mutant in enumerate(drawn, 1):
+        known = [m.test.partition("::")[0] for m in mutants if m.file == mutant.file]
+        tests = nearest_tests(root, mutant.file, known)
+        original = mutant.apply(root)
+        code, outcomes = run_pytest(root, tests, log, "-x", "-m", "not slow and not gpu")
+        (root / mutant.file).write_text(original, encoding="utf-8")
+        said = verdict(code, outcomes)
+        if said == "caught":
+            catcher = next(test for test, outcome in outcomes.items() if outcome not in ("passed", "skipped"))
+            if catcher not in unmutated:
+                unmutated[catcher] = run_pytest(root, [catcher], log)[0] == 0
+            said = said if unmutated[catcher] else f"not judged ({catcher} fails without a mutant)"
+        counts.setdefault(mutant.package, Counter())[said.partition(" (")[0]] += 1
+        print(f"{number}/{len(drawn)} {said}  {mutant.file}:{mutant.line}: {mutant.old!r} → {mutant.new!r}", flush=True)
+        if said == "survived":
+            print(f"    {' '.join(tests)}", flush=True)
+    return counts
+
+
+def describe_rates(counts: Mapping[str, Counter]) -> str:
+    """A table: caught, survived and not judged mutants, and the share of the judged ones that are caught."""
+    from nanogka.evaluate.intervals import share_interval
+
+    lines = [f"{'package':<12}{'caught':>8}{'survived':>10}{'not judged':>12}   share of the judged, 95 % interval"]
+    for package, count in [*sorted(counts.items()), ("all", sum(counts.values(), Counter()))]:
+        judged = count["caught"] + count["survived"]
+        share = ""
+        if judged:
+            interval = share_interval(count["caught"] / judged, judged)
+            share = f"{count['caught'] / judged:.0%} ({interval.low:.0%} to {interval.high:.0%})"
+        numbers = f"{count['caught']:>8}{count['survived']:>10}{count['not judged']:>12}"
+        lines.append(f"{package:<12}{numbers}   {share}")
+    return "\n".join(lines)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the chosen mutants. Returns 1 if one survives, cannot be applied, or has a test that fails without it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--since", help="only mutants of files that changed since this commit, or whose test did")
     parser.add_argument("--match", default="", help="only mutants whose file or test matches this regular expression")
     parser.add_argument("--most", type=int, help="at most this number of them, the same ones on every call")
+    parser.add_argument("--sample", type=int, help="this many mutants drawn at random, and not the reviewed ones")
+    parser.add_argument("--seed", type=int, default=0, help="of --sample (default: %(default)s)")
     options = parser.parse_args(argv)
+    if options.sample is not None:
+        prepare_forks()
+        with tempfile.TemporaryDirectory(prefix="mutants") as folder:
+            root = Path(folder) / "tree"
+            copy_tree(root)
+            counts = judge_sample(draw(root, options.sample, options.seed), root, Path(folder) / "log")
+        sys.path.insert(0, str(ROOT))
+        print(describe_rates(counts))
+        return 0
     mutants = read_mutants()
     # Of all mutants, whatever is chosen: a line that was edited takes its mutants along.
     problems = [fault for m in mutants if (fault := m.fault(ROOT))]
@@ -218,15 +289,7 @@ def main(argv: list[str] | None = None) -> int:
         chosen = [m for m in chosen if m.file in changed or m.test.partition("::")[0] in changed]
     if options.most is not None:
         chosen = sample(chosen, options.most)
-    # Imported here, once for all children. The project itself must not be: each child imports its own copy.
-    for name in SLOW_IMPORTS:
-        with suppress(ImportError):
-            importlib.import_module(name)
-    sys.modules["torch"].set_num_threads(1)
-    assert "nanogka" not in sys.modules
-    # Neither the tests nor mutants may be compiled by time, see `copy_tree`.
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    sys.dont_write_bytecode = True
+    prepare_forks()
     not_caught, skipped = [], 0
     if chosen:
         with tempfile.TemporaryDirectory(prefix="mutants") as folder:

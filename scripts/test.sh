@@ -2,7 +2,7 @@
 # Set up .venv if needed, lint, check the types, and run the tests. Arguments go to pytest.
 #
 #   bash scripts/test.sh                 the tests that CI runs
-#   bash scripts/test.sh -m slow         the tests that take minutes
+#   bash scripts/test.sh -m slow         the tests that take minutes, see CONTRIBUTING.md
 #   bash scripts/test.sh -m gpu          the tests that need a CUDA device
 #   bash scripts/test.sh tests/model     one part
 set -euo pipefail
@@ -14,6 +14,7 @@ bash scripts/setup.sh --dev
 case " $* " in
     *" -m "*) exec .venv/bin/python -m pytest "$@" ;;
     *) # two processes with one thread each are faster than one process with two threads
+        # (tests in the group "transformers" share one of them, because its import takes seconds)
         export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
         images=""
         if [ $# = 0 ]; then # next to the others: they need packages that the others must not see
@@ -22,7 +23,7 @@ case " $* " in
             set -- --ignore tests/vision
         fi
         code=0
-        .venv/bin/python -m pytest -m "not slow and not gpu" -n 2 --dist worksteal --durations=10 "$@" || code=$?
+        .venv/bin/python -m pytest -m "not slow and not gpu" -n 2 --dist loadgroup --durations=10 "$@" || code=$?
         [ -z "$images" ] || wait "$images" || code=$?
         [ -z "$images" ] || cat .venv/images.log
         exit "$code" ;;

@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import torch
 import torch._functorch.config as functorch
 from torch._dynamo.utils import counters
@@ -32,6 +33,7 @@ def start(function):
     return [counters["aot_autograd"][kind] for kind in kinds], x.grad.tolist()
 
 
+@pytest.mark.slow  # three compilations
 def test_a_start_finds_the_traced_graph_of_the_last_one_unless_the_backward_pass_has_changed():
     assert os.environ[VARIABLE] == "1"
     with fresh_cache(), functorch.patch(autograd_cache_allow_custom_autograd_functions=True):

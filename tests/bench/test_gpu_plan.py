@@ -8,14 +8,14 @@ from nanogka.bench.gpu_plan import plan_kernels
 from nanogka.model import GPTConfig
 from nanogka.train.estimate import FP8_TRAFFIC, TRAFFIC, moved_bytes
 
+pytestmark = pytest.mark.slow  # a trace of the network takes half a minute
+
 ROWS = 32
 # GB that the element-wise kernels of four layers move, and kernels; 5 % above what was counted.
 BOUNDS = {"gaussian": (40.1, 82), "successor": (57.6, 130), "dot_product": (43.5, 109)}
 
 
-@pytest.mark.parametrize(
-    "mixer", [pytest.param(name, marks=[] if name == "gaussian" else pytest.mark.slow) for name in BOUNDS]
-)
+@pytest.mark.parametrize("mixer", BOUNDS)
 def test_a_commit_that_moves_more_memory_is_seen(mixer, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     config = GPTConfig.from_depth(20, mixer, sequence_len=2048, vocab_size=32768)
@@ -27,7 +27,6 @@ def test_a_commit_that_moves_more_memory_is_seen(mixer, monkeypatch):
     assert 5 * plan.moved == pytest.approx(moved_bytes(config, ROWS * 2048), rel=0.05), TRAFFIC
 
 
-@pytest.mark.slow
 def test_fp8_is_planned_and_keeps_less(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     config = GPTConfig.from_depth(20, "gaussian", sequence_len=2048, vocab_size=32768)

@@ -1,6 +1,7 @@
 """The exported network is ours: logits, cache, padding, beams, for every mixer and option."""
 
 import pytest
+import remote
 import torch
 from generate_models import random_prompt, small_model
 
@@ -8,11 +9,8 @@ from nanogka.export.config import layer_options, network_config, network_weights
 from nanogka.model import MIXERS
 from nanogka.model.mixers.gaussian import GaussianMixer
 
-transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.xdist_group("transformers")
 
-from nanogka.export.remote_code import modeling_nanogka  # noqa: E402
-from nanogka.export.remote_code.configuration_nanogka import NanogkaConfig  # noqa: E402
-from nanogka.export.remote_code.modeling_nanogka import NanogkaForCausalLM  # noqa: E402
 
 CASES = {
     **{mixer.name: {"pattern": mixer.letter} for mixer in MIXERS.values()},
@@ -31,7 +29,7 @@ EXACT = {"rtol": 0, "atol": 1e-5}
 
 def exported(ours):
     """The exported form of a model."""
-    theirs = NanogkaForCausalLM(NanogkaConfig(**network_config(ours))).eval()
+    theirs = remote.NanogkaForCausalLM(remote.NanogkaConfig(**network_config(ours))).eval()
     theirs.load_state_dict(network_weights(ours))
     return theirs
 
@@ -121,7 +119,7 @@ def test_an_export_without_the_newer_options_of_attention_has_them_off():
     for options in config["mixers"]:
         for name in ("successor_keys", "learned_temperature"):
             options.pop(name, None) if options["kind"] == "softmax" else None
-    theirs = NanogkaForCausalLM(NanogkaConfig(**config)).eval()
+    theirs = remote.NanogkaForCausalLM(remote.NanogkaConfig(**config)).eval()
     theirs.load_state_dict(network_weights(ours))
     torch.testing.assert_close(theirs(rows(2), use_cache=False).logits, ours(rows(2)), **EXACT)
 
@@ -132,17 +130,17 @@ def test_caches_that_cannot_work_are_refused():
         theirs.generate(rows(1, 8), prompt_lookup_num_tokens=2, max_new_tokens=20, pad_token_id=0)
     with pytest.raises(ValueError, match="StaticCache, expected None or a cache that this model returned"):
         theirs.generate(rows(1, 8), cache_implementation="static", max_new_tokens=4, pad_token_id=0)
-    filled = transformers.DynamicCache()
+    filled = remote.transformers.DynamicCache()
     for layer in range(3):
         filled.update(torch.zeros(1, 2, 4, 32), torch.zeros(1, 2, 4, 32), layer)
     with pytest.raises(ValueError, match="that another program filled .as prefix tuning does."):
         theirs(rows(1, 8), past_key_values=filled)
     with pytest.raises(ValueError, match="generate_batch: expected generate"):
         theirs.generate_batch([[1, 2, 3]])
-    config = NanogkaConfig(**network_config(pair("gaussian")[0]))
+    config = remote.NanogkaConfig(**network_config(pair("gaussian")[0]))
     config._attn_implementation = "paged|eager"
     with pytest.raises(ValueError, match=r"attn_implementation.*paged\|eager"):
-        NanogkaForCausalLM._from_config(config)
+        remote.NanogkaForCausalLM._from_config(config)
 
 
 @pytest.mark.parametrize("case", ["successor", "july", "gaussian", "full"])
@@ -161,7 +159,7 @@ def test_added_tokens_get_rows_in_every_table(case, tmp_path):
         assert parameter.grad[303].any(), name
         assert parameter[303].isfinite().all(), name
     theirs.save_pretrained(tmp_path)
-    loaded = NanogkaForCausalLM.from_pretrained(tmp_path).eval()
+    loaded = remote.NanogkaForCausalLM.from_pretrained(tmp_path).eval()
     torch.testing.assert_close(loaded(ids).logits, theirs(ids).logits, **EXACT)
     theirs.resize_token_embeddings(300)
     ids[:, 5] = 0
@@ -174,11 +172,11 @@ def test_another_attention_function_gets_the_operands_and_every_argument():
 
     def attention(module, query, key, value, mask, scaling, **kwargs):
         seen.append((module.layer_idx, mask, scaling, kwargs["attention_instances"]))
-        return transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"](
+        return remote.transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"](
             module, query, key, value, mask, scaling=scaling
         )
 
-    transformers.AttentionInterface.register("recorded", attention)
+    remote.transformers.AttentionInterface.register("recorded", attention)
     _, theirs = pair("gaussian")
     theirs.set_attn_implementation("recorded")
     theirs(rows(1, 8), attention_instances="theirs", use_cache=False)
@@ -223,7 +221,7 @@ def test_a_traced_graph_has_rows_and_lengths_of_any_size_and_a_mask(case):
 def test_only_eager_attention_returns_weights(monkeypatch):
     _, theirs = pair("gaussian")
     warnings = []
-    monkeypatch.setattr(modeling_nanogka.logger, "warning_once", warnings.append)
+    monkeypatch.setattr(remote.modeling_nanogka.logger, "warning_once", warnings.append)
     assert theirs(rows(1, 8), output_attentions=True).attentions == (None,) * 3
     theirs.set_attn_implementation("eager")
     weights = theirs(rows(1, 8), output_attentions=True).attentions
@@ -316,8 +314,8 @@ def test_accumulated_gradients_are_those_of_one_batch(kind):
             "numbers": [0.5, -1.0, 2.0, 0.25],
             "several classes": torch.rand(4, 3).round(),
         }
-        config = NanogkaConfig(**network_config(ours), num_labels=1 if kind == "numbers" else 3, pad_token_id=7)
-        theirs = modeling_nanogka.NanogkaForSequenceClassification(config)
+        config = remote.NanogkaConfig(**network_config(ours), num_labels=1 if kind == "numbers" else 3, pad_token_id=7)
+        theirs = remote.modeling_nanogka.NanogkaForSequenceClassification(config)
         batch["labels"] = torch.as_tensor(labels[kind])
     # Trainer's rule: the attribute, or whether forward takes keywords, which it does.
     takes = getattr(theirs, "accepts_loss_kwargs", True)
@@ -335,7 +333,7 @@ def test_accumulated_gradients_are_those_of_one_batch(kind):
 
 def test_packed_rows_are_refused_where_a_state_runs_through_them():
     positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2]])
-    for case, options in (("mixture", {}), ("gaussian", {"past_key_values": transformers.DynamicCache()})):
+    for case, options in (("mixture", {}), ("gaussian", {"past_key_values": remote.transformers.DynamicCache()})):
         _, theirs = pair(case)
         with pytest.raises(ValueError, match="position_ids: "):
             theirs(rows(1, 8), position_ids=positions, **options)

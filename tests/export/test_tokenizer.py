@@ -1,6 +1,7 @@
 """The exported tokenizer and chat template give our ids."""
 
 import pytest
+import remote
 from exported import WORDS
 from generate_models import byte_tokenizer
 
@@ -8,7 +9,7 @@ from nanogka.data.conversation import OUTPUT, PYTHON, TEXT, ChatFormat, Conversa
 from nanogka.data.tool_calls import CALCULATOR, read_reply
 from nanogka.export.tokenizer import exported_tokenizer, tokenizer_config
 
-transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.xdist_group("transformers")
 
 TEXTS = ["The <|bos|> and <|user_end|>", "<|", "<<||>\n\n", "é \u200b<|assistant_start|><|assistant_end|>", " the  the"]
 
@@ -25,7 +26,7 @@ def theirs(ours, tmp_path_factory):
     (folder / "tokenizer.json").write_text(exported_tokenizer(ours).to_str())
     config = tokenizer_config(64, "<|assistant_end|>")
     config.pop("tokenizer_class")
-    return transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **config)
+    return remote.transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **config)
 
 
 @pytest.mark.parametrize("text", TEXTS)

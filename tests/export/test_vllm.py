@@ -9,16 +9,16 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+import remote
 import torch
 from generate_models import random_prompt, small_model
-from test_modeling import CASES, exported, pair, transformers
+from test_modeling import CASES, exported, pair
 from vllm_world import plugin, settings
 
 from nanogka.export.config import network_config, network_weights
-from nanogka.export.remote_code.configuration_nanogka import NanogkaConfig
-from nanogka.export.remote_code.modeling_nanogka import NanogkaModel
 from nanogka.export.vllm import TESTED, register
 
+pytestmark = pytest.mark.xdist_group("transformers")
 SERVED = [case for case in CASES if "M" not in CASES[case]["pattern"]]
 EXACT = {"rtol": 0, "atol": 2e-5}
 
@@ -33,7 +33,7 @@ def test_the_plugin_loads_an_export_and_computes_our_logits(case, ranks, monkeyp
     ids = random_prompt(32, 1)
 
     def on_rank():
-        model = module.NanogkaForCausalLM(vllm_config=settings(NanogkaConfig(**network_config(ours))))
+        model = module.NanogkaForCausalLM(vllm_config=settings(remote.NanogkaConfig(**network_config(ours))))
         assert model.load_weights(network_weights(ours).items()) == {name for name, _ in model.named_parameters()}
         return model.compute_logits(model(torch.tensor(ids), torch.arange(32)))
 
@@ -62,7 +62,7 @@ def test_a_fetch_returns_earlier_positions_exactly(steps, dtype, monkeypatch):
 def test_vectors_stay_in_float32_and_caches_are_told_apart(monkeypatch):
     """Each attention layer has a name with one number, by which vLLM groups its caches."""
     _, module = plugin(monkeypatch)
-    config = NanogkaConfig(**network_config(small_model(**CASES["july"])))
+    config = remote.NanogkaConfig(**network_config(small_model(**CASES["july"])))
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -77,14 +77,14 @@ def test_vectors_stay_in_float32_and_caches_are_told_apart(monkeypatch):
 
 @pytest.mark.parametrize("case", ["gaussian", "value_less", "successor", "shift", "mixture", "full"])
 def test_stock_vllm_serves_layers_without_history_and_refuses_others_with_a_hint(case, monkeypatch):
-    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "vllm", None)
-    config = NanogkaConfig(**network_config(small_model(**CASES[case])))
+    monkeypatch.setitem(remote.transformers.AttentionInterface._global_mapping, "vllm", None)
+    config = remote.NanogkaConfig(**network_config(small_model(**CASES[case])))
     config._attn_implementation = "vllm"
     if case in ("gaussian", "value_less"):
-        NanogkaModel._from_config(config)
+        remote.NanogkaModel._from_config(config)
     else:
         with pytest.raises(ValueError, match="attn_implementation: got vllm") as refusal:
-            NanogkaModel._from_config(config)
+            remote.NanogkaModel._from_config(config)
         served = "vLLM serves this model if nanogka is installed" in str(refusal.value)
         assert served == (case != "mixture")  # which the plugin does not serve either
         assert ("mixture layers" in str(refusal.value)) == (case == "mixture")
@@ -92,11 +92,11 @@ def test_stock_vllm_serves_layers_without_history_and_refuses_others_with_a_hint
 
 def test_the_plugin_names_a_mixer_that_it_does_not_serve_and_weights_that_do_not_fit(monkeypatch):
     _, module = plugin(monkeypatch)
-    mixture = NanogkaConfig(**network_config(small_model(**CASES["mixture"])))
+    mixture = remote.NanogkaConfig(**network_config(small_model(**CASES["mixture"])))
     with pytest.raises(ValueError, match="layer 0: got the mixer mixture, expected one that vLLM serves: "):
         module.NanogkaForCausalLM(vllm_config=settings(mixture))
     ours, _ = pair("gaussian")
-    model = module.NanogkaForCausalLM(vllm_config=settings(NanogkaConfig(**network_config(ours))))
+    model = module.NanogkaForCausalLM(vllm_config=settings(remote.NanogkaConfig(**network_config(ours))))
     with pytest.raises(ValueError, match="model.safetensors: blocks.7.mlp has no place in this model"):
         model.load_weights([("blocks.7.mlp", torch.zeros(1))])
 

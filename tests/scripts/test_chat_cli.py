@@ -87,20 +87,32 @@ def test_a_prompt_that_cannot_be_used_is_named(base, reply, kind, arguments, dat
     assert message in errors
 
 
-def test_a_reader_that_leaves_early_is_no_error_and_an_interrupt_says_so(base):
-    make_run(base)
+def start_talking() -> subprocess.Popen:
+    """A process of the terminal that prints a long reply, after its first characters."""
     command = [sys.executable, "-m", "scripts.chat_cli", "-p", "Hi", "--max-tokens", "4000"]
     options = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": str(ROOT)}, "stdout": -1, "stderr": -1}
     # As a shell in the foreground starts a program: one in the background makes its children ignore Ctrl-C.
     options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
-    first, second = (subprocess.Popen(command, **options) for _ in range(2))
-    first.stdout.read(10)
-    first.stdout.close()
-    second.stdout.read(10)
-    second.send_signal(signal.SIGINT)
-    assert re.fullmatch(r"d3-tiny, step 7.*\n", first.stderr.read().decode())
-    assert second.communicate(timeout=30)[1].decode().endswith("chat_cli: ended by SIGINT\n")
-    assert (first.wait(30), second.returncode) == (0, 130)
+    process = subprocess.Popen(command, **options)
+    process.stdout.read(10)
+    return process
+
+
+def test_a_reader_that_leaves_early_is_no_error(base):
+    make_run(base)
+    process = start_talking()
+    process.stdout.close()
+    assert re.fullmatch(r"d3-tiny, step 7.*\n", process.stderr.read().decode())
+    assert process.wait(30) == 0
+
+
+@pytest.mark.slow  # a process as above; tests/common/test_signals.py has what all scripts share
+def test_an_interrupt_says_so(base):
+    make_run(base)
+    process = start_talking()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30)[1].decode().endswith("chat_cli: ended by SIGINT\n")
+    assert process.returncode == 130
 
 
 def test_without_a_run_the_chat_model_replies_and_not_the_later_base_model(base, reply):

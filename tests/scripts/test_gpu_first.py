@@ -78,6 +78,7 @@ def run(out, *flags, code=""):
     return done.returncode, done.stdout, results
 
 
+@pytest.mark.slow  # two minutes: a small copy of every stage
 def test_every_stage_runs_and_the_verdict_is_go(tmp_path, corpora):
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "corpora").symlink_to(corpora)

@@ -35,7 +35,7 @@ def is_alive(path):
     return Path(f"/proc/{path.read_text()}").exists()
 
 
-@pytest.mark.parametrize("code, expected", [(2, 2), (3, 3), (-signal.SIGKILL, 137)])
+@pytest.mark.parametrize("code, expected", [(-signal.SIGKILL, 137), pytest.param(3, 3, marks=pytest.mark.slow)])
 def test_the_code_of_the_process_that_failed_first_arrives(tmp_path, code, expected):
     process = launch(tmp_path, code)
     _, errors = process.communicate()

@@ -35,6 +35,7 @@ def grid(tmp_path, monkeypatch):
     return path
 
 
+@pytest.mark.slow  # three processes that train
 def test_a_study_that_was_stopped_goes_on_and_repeats_nothing(grid, tmp_path, monkeypatch, capsys):
     runs, results = tmp_path / "base" / "studies" / "grid" / "runs", grid.with_suffix(".jsonl")
 

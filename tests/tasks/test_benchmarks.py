@@ -2,7 +2,6 @@
 
 import json
 
-import datasets
 import pytest
 from generate_models import byte_tokenizer
 
@@ -131,6 +130,7 @@ def test_gsm8k_to_learn_from_has_nanochats_calls_of_the_calculator(mirror, rende
 
 
 def test_multiple_choice_to_learn_from_is_answered_by_the_letter(mirror, rendered, monkeypatch):
+    datasets = pytest.importorskip("datasets")
     # `datasets` would take a local file auxiliary_train.jsonl for the split train
     splits = {split: [MMLU | {"question": split}] for split in ("test", "validation", "dev", "auxiliary_train")}
     splits = datasets.DatasetDict({split: datasets.Dataset.from_list(rows) for split, rows in splits.items()})

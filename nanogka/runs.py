@@ -46,6 +46,7 @@ T = TypeVar("T")
 
 CONFIG, METRICS, EXAMPLES = "config.yaml", "metrics.jsonl", "examples.json"
 MAX_EXAMPLES, MAX_EXAMPLE_CHARS, MAX_EXAMPLES_BYTES = 8, 200, 2**20
+EXAMPLES_SHOWN, LONGEST_SHOWN = 4, 80  # of an evaluation: questions, characters of a question
 FILES_TO_VERIFY = (WEIGHTS, STATE)  # not the optimizer's file, which is the largest and not read here
 EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # {kind of run: file}
 
@@ -136,10 +137,15 @@ class Run:
 
     @cached_property
     def examples(self) -> list[str]:
-        """Questions that show what a chat run learned, from its own held-out ones; [] for a run that has none.
+        """Questions that show what a chat run learned; [] for a run that has none.
 
-        The file may come from another person: of its texts, the first few that a page can show are taken.
+        They are held-out questions. After an evaluation they are those of its questions that the model answered
+        rightly, one of each task. The file may come from another person: of its texts, the first few that a page can
+        show are taken.
         """
+        right = [reply["prompt"] for reply in self._first_right_replies() if len(reply["prompt"]) <= LONGEST_SHOWN]
+        if right:
+            return right[:EXAMPLES_SHOWN]
         try:
             found = json.loads(read_text(self.folder / EXAMPLES, MAX_EXAMPLES_BYTES))
             texts = (
@@ -148,6 +154,15 @@ class Run:
             return [check_text(text) for text in texts if len(text) <= MAX_EXAMPLE_CHARS][:MAX_EXAMPLES]
         except (OSError, ValueError, RecursionError):  # a run needs no examples
             return []
+
+    def _first_right_replies(self) -> list[dict]:
+        """The first right reply of each task of a chat evaluation."""
+        try:
+            tasks = self.evaluation.get("tasks") or [] if self.kind == "chat" else []
+        except ValueError:  # a run needs no examples
+            return []
+        found = ([reply for reply in task.get("replies") or [] if reply.get("right")] for task in tasks)
+        return [replies[0] for replies in found if replies]
 
     @cached_property
     def gpt_config(self) -> GPTConfig:

@@ -21,7 +21,7 @@ from nanogka.train.base import open_base
 from nanogka.train.rl import RewardTask, RLSettings, plan_rl
 from nanogka.train.run import train_run
 from tasks import gsm8k
-from tasks.skills import SKILLS, TRAIN
+from tasks.skills import HELD_OUT, SKILLS, TRAIN
 
 GSM8K = "gsm8k"
 
@@ -31,7 +31,7 @@ def body(settings: RLSettings, errors: Errors) -> int:
     ranks = Ranks.from_environment()
     settings.check(errors)
     names = list(dict.fromkeys(filter(None, (name.strip() for name in settings.tasks.split(",")))))
-    known = (*SKILLS, GSM8K)
+    known = (*(name for name, skill in SKILLS.items() if skill.measured), GSM8K)
     errors.require(bool(names) and set(names) <= set(known), "--tasks", settings.tasks, ", ".join(known))
     base = errors.capture(lambda: open_base(settings, kind="chat"))
     errors.raise_if_any()
@@ -52,7 +52,7 @@ def open_task(name: str, items: int) -> RewardTask:
         question, item = skill.ask(rng, TRAIN)
         return ChatItem(question, item.answer)
 
-    return RewardTask(name, draw, skill.task(skill.measured[0], items))
+    return RewardTask(name, draw, skill.task(HELD_OUT, items))
 
 
 main = command("chat_rl", RLSettings, body, __doc__)

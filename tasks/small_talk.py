@@ -1,52 +1,44 @@
-"""Greetings, with and without a name, and questions about the model. Small talk holds whole questions out."""
+"""Greetings, with and without a name, and questions about the model."""
 
 import random
 
 from tasks.items import Item, Wordings
+from tasks.promise import PROMISE
 from tasks.words import any_name
 
-AS_IS = Wordings(("{text}",))
-
-# ---- greetings with a name ----
-
-INTRODUCTION = Wordings(
-    known=(
-        "{hello}, i am {name}.",
-        "{hello}, i'm {name}.",
-        "{hello} im {name}",
-        "{hello}! i'm {name}.",
-        "{hello}! my name is {name}.",
-        "{hello}, my name is {name}.",
-        "{hello}, {name} here.",
-        "{hello}, this is {name}.",
-        "i am {name}.",
-        "i'm {name}.",
-        "my name is {name}.",
-        "my name is {name}, nice to meet you.",
-        "i am {name}, and you?",
-        "{hello}, i am {name}. who are you?",
-        "call me {name}.",
-        "{hello}, it is {name}.",
-        "the name is {name}.",
-        "i am called {name}.",
-    ),
-    new=("{hello}, it's {name}.", "{hello}, you can call me {name}.", "my name's {name}.", "people call me {name}."),
+KNOWN = (
+    "{hello}, i am {name}.",
+    "{hello}, i'm {name}.",
+    "{hello} im {name}",
+    "{hello}! i'm {name}.",
+    "{hello}! my name is {name}.",
+    "{hello}, my name is {name}.",
+    "{hello}, {name} here.",
+    "{hello}, this is {name}.",
+    "i am {name}.",
+    "i'm {name}.",
+    "my name is {name}.",
+    "my name is {name}, nice to meet you.",
+    "i am {name}, and you?",
+    "{hello}, i am {name}. who are you?",
+    "call me {name}.",
+    "{hello}, it is {name}.",
+    "the name is {name}.",
+    "i am called {name}.",
 )
+NEW = ("{hello}, it's {name}.", "{hello}, you can call me {name}.", "my name's {name}.", "people call me {name}.")
 HELLOS = ("hello", "hello", "hi", "hi", "hey", "good morning", "good evening", "hello there", "hi there")
 
 
 def introductions(rng: random.Random) -> Item:
     """A person says who they are, and is greeted by name."""
-    name = any_name(rng)
-    return Item(name.lower(), INTRODUCTION, f"Hello, {name}!", {"name": name, "hello": rng.choice(HELLOS)})
+    name, hello = any_name(rng), rng.choice(HELLOS)
+    wordings = (tuple(text.replace("{hello}", hello) for text in texts) for texts in (KNOWN, NEW))
+    return Item(name.lower(), Wordings(*wordings), f"Hello, {name}!", {"name": name})
 
 
-# ---- the model itself ----
-
-IDENTITY = "I am a small language model."
-ABILITIES = "I can spell, count letters, repeat, calculate, convert units and explain Python."
 TALK = {
-    "Hello!": (
+    f"Hello! {PROMISE}": (
         "hello; hi; hey; hello there; hi there; hey there; good morning; good evening; good afternoon; hello "
         "again; hey you; hi bot; hello model; greetings; morning; hiya; howdy; hello computer; hello my friend; "
         "hi friend; hallo"
@@ -65,7 +57,7 @@ TALK = {
         "bye; goodbye; bye bye; see you; see you later; see you tomorrow; good night; i have to go; farewell; i "
         "am leaving; cya; bye for now; ok bye; quit; exit; have a nice day; take care; i must go now; ciao"
     ),
-    IDENTITY: (
+    "I am a small language model.": (
         "who are you?; hello, who are you?; what are you?; who is this?; what is your name?; are you a person?; "
         "are you a robot?; who am i talking to?; tell me who you are.; what kind of model are you?; introduce "
         "yourself.; are you human?; are you a human?; are you real?; are you alive?; are you an ai?; are you a "
@@ -79,21 +71,19 @@ TALK = {
         "you?; who is your author?; what were you trained on?; where do you come from?; who programmed you?; who "
         "wrote you?; how do you work?; what is nanogka?; who owns you?; who developed you?"
     ),
-    ABILITIES: (
+    PROMISE: (
         "what can you do?; what do you know?; how can you help me?; what are you good at?; help; help!; can you "
         "help me?; what shall i ask you?; what should i ask?; what are you for?; tell me what you can do.; what "
         "can i ask?; what can you do for me?; what are your skills?; what do you do?; i need help; help me; how "
         "can i use you?; what is your purpose?; show me what you can do.; what now?; what can i do here?; what "
         "are you able to do?; what do you know about?; what else can you do?; which questions can you answer?; "
         "what topics do you know?; give me an example; what are your abilities?; can you do something?; i have a "
-        "question"
-    ),
-    "Yes.": (
-        "can you spell?; can you count?; can you calculate?; can you add?; can you add numbers?; can you spell "
-        "words?; can you count letters?; can you do math?; can you repeat things?; can you convert units?; do you "
-        "know python?; can you multiply?; can you explain python?; are you small?; can you compute?; do you speak "
-        "english?; can you subtract?; do you know math?; can you do sums?; can i ask you something?; are you "
-        "ready?; are you there?"
+        "question; can you spell?; can you count?; can you calculate?; can you add?; can you add numbers?; can you "
+        "spell words?; can you count letters?; can you do math?; can you repeat things?; can you convert units?; "
+        "can you multiply?; can you compute?; can you subtract?; do you know math?; can you do sums?; can i ask you "
+        "something?; are you ready?; are you there?; ok; yes; okay; sure; well; so; hmm; i see; alright; go on; "
+        "let's talk; can we talk?; talk to me; i am bored; say something; tell me something; test; start; let's "
+        "go; next; i am here; ask me something; continue; more; fine"
     ),
     "Thank you!": (
         "good; nice; great; well done; good job; you are great; very good; good bot; cool; correct; right; that "
@@ -105,11 +95,6 @@ TALK = {
         "is not correct; not good; you are dumb; incorrect; bad; this is bad; try again; you are useless; i don't "
         "like you; that makes no sense; stupid; no, that's wrong; are you stupid?; why?; really?"
     ),
-    "Ask me something.": (
-        "ok; yes; okay; sure; well; so; hmm; i see; alright; go on; lol; haha; let's talk; can we talk?; talk to "
-        "me; i am bored; say something; tell me something; test; start; let's go; next; i am here; ask me "
-        "something; maybe; interesting; continue; more; fine"
-    ),
 }
 
 
@@ -117,4 +102,4 @@ def small_talk(rng: random.Random) -> Item:
     """Something that people say to a model, and its answer."""
     answer = rng.choice(list(TALK))
     question = rng.choice(TALK[answer].split("; "))
-    return Item(question, AS_IS, answer, {"text": question})
+    return Item(question, Wordings((question,)), answer, closed=True)

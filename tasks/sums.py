@@ -1,107 +1,178 @@
-"""Sums, differences, products and quotients of numbers up to three digits, all computed with the calculator."""
+"""Sums, differences, products, quotients and short expressions, all computed with the calculator.
+
+Numbers have up to seven digits, with or without decimals. The call is the expression of the question with the signs
+of Python, so the model copies the numbers.
+"""
 
 import random
 
-from nanogka.generate.calculator import calculated
+from nanogka.generate.calculator import calculate, calculated
 from tasks.items import Item, Wordings
 
 ASKED = (
-    "what is {}?",
-    "what is {}?",
-    "what's {}?",
-    "{}",
-    "{} = ?",
-    "{} =",
-    "{}=",
-    "calculate {}.",
-    "how much is {}?",
-    "solve {}.",
-    "can you compute {}?",
+    "what is {expression}?",
+    "what is {expression}?",
+    "what's {expression}?",
+    "{expression}",
+    "{expression}?",
+    "{expression} = ?",
+    "{expression} =",
+    "{expression}=",
+    "calculate {expression}.",
+    "calculate: {expression}",
+    "how much is {expression}?",
+    "solve {expression}.",
+    "can you compute {expression}?",
+    "can you calculate {expression}?",
+    "what does {expression} equal?",
 )
-ASKED_NEW = ("what does {} make?", "tell me {}.", "work out {}.", "whats {}")
+ASKED_NEW = (
+    "what does {expression} make?",
+    "tell me {expression}.",
+    "work out {expression}.",
+    "whats {expression}",
+    "compute {expression}",
+)
+EXPRESSION = Wordings(ASKED, ASKED_NEW)
 SUM = Wordings(
     known=(
-        *(text.replace("{}", "{expression}") for text in ASKED),
+        *ASKED,
+        "add {list}.",
         "add {list}.",
         "add up {list}.",
         "what is the sum of {list}?",
         "sum {list}.",
         "add {list} together.",
     ),
-    new=(*(text.replace("{}", "{expression}") for text in ASKED_NEW), "the sum of {list}?", "can you add {list}?"),
+    new=(*ASKED_NEW, "the sum of {list}?", "can you add {list}?"),
 )
 DIFFERENCE = Wordings(
     known=(
-        *(text.replace("{}", "{expression}") for text in ASKED),
+        *ASKED,
         "subtract {second} from {first}.",
         "what is the difference of {first} and {second}?",
+        "what is the difference between {first} and {second}?",
         "take {second} from {first}.",
         "{first} less {second}.",
     ),
-    new=(*(text.replace("{}", "{expression}") for text in ASKED_NEW), "what is left of {first} after taking {second}?"),
+    new=(*ASKED_NEW, "what is left of {first} after taking {second}?"),
 )
 PRODUCT = Wordings(
-    known=(
-        *(text.replace("{}", "{expression}") for text in ASKED),
-        "multiply {list}.",
-        "what is the product of {list}?",
-        "multiply {list}.",
-    ),
-    new=(
-        *(text.replace("{}", "{expression}") for text in ASKED_NEW),
-        "the product of {list}?",
-        "can you multiply {list}?",
-    ),
+    known=(*ASKED, "multiply {list}.", "multiply {list}.", "what is the product of {list}?"),
+    new=(*ASKED_NEW, "the product of {list}?", "can you multiply {list}?"),
 )
 QUOTIENT = Wordings(
-    known=(*(text.replace("{}", "{expression}") for text in ASKED), "divide {first} by {second}."),
-    new=(*(text.replace("{}", "{expression}") for text in ASKED_NEW), "can you divide {first} by {second}?"),
+    known=(
+        *ASKED,
+        "divide {first} by {second}.",
+        "divide {first} by {second}.",
+        "what is the quotient of {first} and {second}?",
+    ),
+    new=(*ASKED_NEW, "can you divide {first} by {second}?"),
 )
 SIGNS = {
-    "+": (" + ", " + ", "+", " plus ", " and "),
-    "-": (" - ", " - ", "-", " minus "),
-    "*": (" * ", "*", " x ", "x", " times ", " multiplied by "),
-    "/": (" / ", "/", " divided by "),
+    "+": (" + ", " + ", " + ", "+", "+", " plus ", " and "),
+    "-": (" - ", " - ", " - ", "-", "-", " minus "),
+    "*": (" * ", " * ", "*", "*", " x ", "x", " times ", " multiplied by "),
+    "/": (" / ", " / ", "/", "/", " divided by "),
 }
 # before the last number of a list; the first only between two numbers
-LAST = {
-    "+": (" to ", " and ", " and ", ", "),
-    "*": (" by ", " and ", " and ", ", "),
-    "-": (" and ",) * 2,
-    "/": (" by ",) * 2,
-}
-MANY, LARGE = 3, 999  # more than this many numbers have at most two digits
+LAST = {"+": (" to ", " and ", " and ", ", "), "*": (" by ", " and ", " and ", ", ")}
+LONGEST = 7  # digits of a number
+LENGTHS = (1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 5, 6, 7)
 
 
 def addition(rng: random.Random) -> Item:
     """A sum of two to five numbers."""
-    return _item(rng, "+", SUM, _numbers(rng, rng.choice((2, 2, 2, 3, 3, 4, 5))))
+    if rng.random() < 0.08:
+        result = _repeated(rng)
+        first = rng.randint(1, result - 1)
+        return _chain(rng, "+", SUM, [str(first), str(result - first)])
+    return _chain(rng, "+", SUM, _numbers(rng, rng.choice((2, 2, 2, 2, 3, 3, 4, 5))))
 
 
 def arithmetic(rng: random.Random) -> Item:
-    """A difference, a product or a quotient."""
-    sign = rng.choice("-*/-*")
+    """A difference, a product, a quotient, or an expression of several operations."""
+    sign = rng.choice("---***///m")
+    if sign == "-" and rng.random() < 0.08:
+        result, second = _repeated(rng), rng.randint(1, 10 ** rng.randint(1, 6))
+        return _chain(rng, sign, DIFFERENCE, [str(result + second), str(second)])
     if sign == "-":
         numbers = _numbers(rng, 2)
-        return _item(rng, sign, DIFFERENCE, sorted(numbers, reverse=True) if rng.random() < 0.8 else numbers)
+        return _chain(rng, sign, DIFFERENCE, sorted(numbers, key=_value, reverse=rng.random() < 0.9))
     if sign == "*":
-        return _item(rng, sign, PRODUCT, _numbers(rng, rng.choice((2, 2, 2, 3))))
-    divisor = rng.randint(1, 12)
-    return _item(rng, sign, QUOTIENT, [divisor * rng.randint(1, 60), divisor])
+        return _chain(rng, sign, PRODUCT, _numbers(rng, rng.choice((2, 2, 2, 2, 3))))
+    if sign == "/":
+        divisor = rng.randint(1, 12)
+        exact = [str(divisor * rng.randint(1, 10 ** rng.randint(1, 5))), str(divisor)]
+        return _chain(rng, sign, QUOTIENT, exact if rng.random() < 0.6 else _divisible(rng))
+    return _expression(rng)
 
 
-def _numbers(rng: random.Random, count: int) -> list[int]:
-    largest = rng.choice((9, 20, 99, LARGE if count <= MANY else 99))
-    return [rng.randint(0, largest) for _ in range(count)]
+def number(rng: random.Random, decimals: bool = False, longest: int = LONGEST) -> str:
+    """A number of one to `longest` digits, often a round one or one digit repeated; with `decimals`, up to three."""
+    length = min(rng.choice(LENGTHS), longest)
+    kind = rng.random()
+    if kind < 0.1:
+        digits = f"{rng.randint(1, 99)}{'0' * length}"[:length]
+    elif kind < 0.2:
+        digits = rng.choice("123456789") * length
+    else:
+        digits = str(rng.randrange(10 ** (length - 1) if length > 1 else 0, 10**length))
+    if decimals:
+        places = min(rng.choice((1, 1, 2, 2, 3)), longest - 1)
+        fraction = "".join(rng.choice("0123456789") for _ in range(places - 1)) + rng.choice("123456789")
+        return f"{digits[: longest - places]}.{fraction}"
+    return f"{int(digits):,}" if len(digits) > 3 and rng.random() < 0.06 else digits
 
 
-def _item(rng: random.Random, sign: str, wordings: Wordings, numbers: list[int]) -> Item:
-    texts = [str(number) for number in numbers]
+def _repeated(rng: random.Random) -> int:
+    """A result of two to seven equal digits. Copying it ends only if the model counts."""
+    return int(rng.choice("123456789") * rng.randint(2, LONGEST))
+
+
+def _value(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def _numbers(rng: random.Random, count: int) -> list[str]:
+    decimals, longest = rng.random() < 0.25, LONGEST if count == 2 else 4
+    return [number(rng, decimals and rng.random() < 0.7, longest) for _ in range(count)]
+
+
+def _divisible(rng: random.Random) -> list[str]:
+    """Two numbers of which the second is not 0."""
+    while True:
+        numbers = _numbers(rng, 2)
+        if _value(numbers[1]):
+            return numbers
+
+
+def _chain(rng: random.Random, sign: str, wordings: Wordings, numbers: list[str]) -> Item:
+    """An item with one sign between all numbers."""
     # The same numbers in another order are the same sum or product.
-    key = sign.join(map(str, sorted(numbers))) if sign in "+*" else sign.join(texts)
-    written = rng.choice(SIGNS[sign])
-    last = rng.choice(LAST[sign][len(texts) > 2 :])
-    listed = f"{', '.join(texts[:-1])}{last}{texts[-1]}"
-    code = sign.join(texts)
-    slots = {"expression": written.join(texts), "list": listed, "first": texts[0], "second": texts[-1]}
-    return Item(key, wordings, calculated(code), slots, code)
+    key = sign.join(sorted(numbers, key=_value) if sign in "+*" else numbers)
+    expression = rng.choice(SIGNS[sign]).join(numbers)
+    last = rng.choice(LAST.get(sign, (" and ",))[len(numbers) > 2 :])
+    listed = f"{', '.join(numbers[:-1])}{last}{numbers[-1]}"
+    slots = {"expression": expression, "list": listed, "first": numbers[0], "second": numbers[-1]}
+    code = sign.join(numbers)
+    return Item(key.replace(",", ""), wordings, calculated(code), slots, code)
+
+
+def _expression(rng: random.Random) -> Item:
+    """Three numbers and two signs, sometimes with parentheses."""
+    while True:
+        a, b, c = (str(rng.randint(1, 10 ** rng.randint(1, 2))) for _ in range(3))
+        first, second = rng.choice("+-*/"), rng.choice("+-*/")
+        gap = rng.choice((" ", " ", ""))
+        parts = [a, first, b, second, c]
+        kind = rng.random()
+        if kind < 0.25:
+            parts[0], parts[2] = f"({a}", f"{b})"
+        elif kind < 0.5:
+            parts[2], parts[4] = f"({b}", f"{c})"
+        code = "".join(parts)
+        result = calculate(code)
+        if first != second and result is not None:  # not a division by zero
+            return Item(code, EXPRESSION, result, {"expression": gap.join(parts)}, code)

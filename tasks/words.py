@@ -9,10 +9,11 @@ import re
 from functools import cache
 
 from nanogka.data.embedded import library
+from tasks.items import name_as_typed
 
 CONSONANTS, VOWELS = "bdfgklmnprst", "aeiou"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-SHORTEST, LONGEST = 3, 8  # letters of a word
+SHORTEST, LONGEST = 3, 10  # letters of a word; more than are promised, so that the promised ones are easy
 EVERYDAY = """
     able above add afraid after again age air all alone also always and angel angry animal answer ant any apple
     april arm army art ask aunt autumn away baby back bad bag ball banana band bank bark barn basket bath beach
@@ -105,14 +106,32 @@ def made_up_word(rng: random.Random, length: int) -> str:
     return "".join(rng.choice(VOWELS if i % 2 else CONSONANTS) for i in range(length))
 
 
+def crossed_word(rng: random.Random) -> str:
+    """The beginning of one word and the end of another, of 4 to 10 letters.
+
+    Such words spread the pieces that a tokenizer cuts words into more evenly than real words do. A piece that training
+    never spelled cannot be spelled.
+    """
+    first, second = rng.choice(real_words()), rng.choice(real_words())
+    return first[: rng.randint(2, 5)] + second[-rng.randint(2, 5) :]
+
+
 def any_word(rng: random.Random) -> str:
-    """A word of the lists, or in one case of four a made-up one of 3 to 6 letters."""
-    if rng.random() < 0.25:
-        return made_up_word(rng, rng.randint(3, 6))
-    return rng.choice(everyday_words() if rng.random() < 0.4 else real_words())
+    """A word of the lists, or in four cases of ten one that does not exist."""
+    kind = rng.random()
+    if kind < 0.1:
+        return made_up_word(rng, rng.randint(3, 7))
+    if kind < 0.4:
+        return crossed_word(rng)
+    return rng.choice(everyday_words() if kind < 0.65 else real_words())
 
 
 def any_name(rng: random.Random) -> str:
     """A name as people write it: of the list or made up, capitalized or not."""
-    name = made_up_word(rng, rng.randint(3, 6)).capitalize() if rng.random() < 0.2 else rng.choice(names())
-    return name.lower() if rng.random() < 0.3 else name
+    made_up = rng.random() < 0.3
+    name = (
+        (crossed_word(rng)[:8] if rng.random() < 0.7 else made_up_word(rng, rng.randint(3, 7)))
+        if made_up
+        else rng.choice(names())
+    )
+    return name_as_typed(name.capitalize(), rng)

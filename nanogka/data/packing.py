@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from nanogka.data.permutation import hash_text
+
 PACKINGS = ("bestfit", "bos-bestfit-crop")
 PADDED = "padded"  # for conversations, which must not be cut
 PADDING = -1
@@ -23,7 +25,8 @@ class Packer:
     * `bestfit`: the longest is cut, and its rest waits as a new piece. Every token is used once.
     * `bos-bestfit-crop` (nanochat's): the shortest is cropped to fill the row, and its rest dropped.
     * `PADDED`: the rest of the row is padding. Each row starts with the oldest waiting piece; otherwise a piece of an
-      awkward length might wait forever. No document may be longer than a row.
+      awkward length might wait forever. No document may be longer than a row. The order within a row is that of a hash:
+      short pieces wait longest, so they would always come first, and a model would see no long one at that place.
 
     `documents` are (number, tokens without BOS). The packer draws one when it needs it, until the buffer is full: the
     more pieces wait, the better one fits.
@@ -89,7 +92,17 @@ class Packer:
             row[at + 1 : at + 1 + len(placed)] = placed
             self.placed.append((document, at, len(placed)))
             at += 1 + len(placed)
-        return row
+        return self._scattered(row) if self.packing == PADDED else row
+
+    def _scattered(self, row: np.ndarray) -> np.ndarray:
+        """The row with its pieces in an order that does not depend on their lengths."""
+        mixed, at, placed = np.full_like(row, PADDING), 0, []
+        for document, begin, tokens in sorted(self.placed, key=lambda piece: hash_text(str(piece[0]))):
+            mixed[at : at + 1 + tokens] = row[begin : begin + 1 + tokens]
+            placed.append((document, at, tokens))
+            at += 1 + tokens
+        self.placed = placed
+        return mixed
 
     def _refill(self, needed: int) -> bool:
         """Draw documents until `needed` tokens wait and the buffer is full. Return whether `needed` tokens wait."""

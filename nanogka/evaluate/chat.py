@@ -27,7 +27,7 @@ from nanogka.evaluate.document import Document, key_of
 from nanogka.evaluate.loglikelihood import padded
 from nanogka.evaluate.models import damaged_checkpoints, open_run
 from nanogka.evaluate.results import TaskResult, mean_centered
-from nanogka.evaluate.settings import ALL_SKILLS, OUTPUT, SKILL_ITEMS, ChatEvalSettings, check_writable, split_names
+from nanogka.evaluate.settings import OUTPUT, SKILL_ITEMS, ChatEvalSettings, check_writable, split_names
 from nanogka.generate.engine import Engine
 from nanogka.generate.prompt import Prompt, prompt_of, request_of
 from nanogka.generate.reply import Reply
@@ -211,11 +211,12 @@ def chatcore_of(results: Sequence[TaskResult], chances: Mapping[str, float]) -> 
 # ---- one evaluation, from settings to results ----
 
 Skills = Mapping[str, Callable[[int], ChatTask]]  # functions that return a task with at most this many questions
+Groups = Mapping[str, Skills]  # skills by a name that means all of them; the first group is evaluated by default
 Benchmarks = Mapping[str, Callable[[Hub | Bundle], ChatTask | None]]  # None if the source does not have the task
 
 
 def evaluate_chat(
-    settings: ChatEvalSettings, errors: Errors, skills: Skills, benchmarks: Benchmarks, chatcore: Mapping[str, float]
+    settings: ChatEvalSettings, errors: Errors, groups: Groups, benchmarks: Benchmarks, chatcore: Mapping[str, float]
 ) -> None:
     """Evaluate skills and benchmarks as the settings say. `chatcore` has the chance levels of ChatCORE's tasks.
 
@@ -228,7 +229,7 @@ def evaluate_chat(
     device = ranks.device(device)
     evaluated = open_run(settings.run, settings.step, device, dtype, kind="chat")
     notes = damaged_checkpoints(evaluated.own) if settings.step is None else []
-    tasks = _open_tasks(settings, skills, benchmarks, notes)
+    tasks = _open_tasks(settings, groups, benchmarks, notes)
     batch_tokens = settings.batch_tokens or default_batch_tokens(device)
     model = ChatModel(Engine(evaluated.own.model, evaluated.own.tokenizer), batch_tokens)
     judges = {_function(item.judge).__module__ for task in tasks for item in task.items}
@@ -271,12 +272,13 @@ def _arguments(judge: Callable) -> list:
     return [judge.args, judge.keywords] if isinstance(judge, partial) else []
 
 
-def _open_tasks(settings: ChatEvalSettings, skills: Skills, benchmarks: Benchmarks, notes: list[str]) -> list[ChatTask]:
-    asked = [n for name in split_names(settings.tasks) for n in (skills if name == ALL_SKILLS else [name])]
+def _open_tasks(settings: ChatEvalSettings, groups: Groups, benchmarks: Benchmarks, notes: list[str]) -> list[ChatTask]:
+    asked = [n for name in split_names(settings.tasks) for n in groups.get(name, [name])]
+    skills = {name: load for group in groups.values() for name, load in group.items()}
     for name in asked:
         if name not in skills and name not in benchmarks:
-            raise ValueError(f"tasks: got {name!r}, expected {', '.join((ALL_SKILLS, *skills, *benchmarks))}")
-    names = dict.fromkeys(asked or [*skills, *benchmarks])
+            raise ValueError(f"tasks: got {name!r}, expected {', '.join((*groups, *skills, *benchmarks))}")
+    names = dict.fromkeys(asked or [*next(iter(groups.values())), *benchmarks])
     # The chance level is that of as many questions as by default: with one question, its answer would always be right.
     tasks = [skills[name](max(SKILL_ITEMS, settings.max_per_task or 0)) for name in names if name in skills]
     source = _open_source(settings.eval_bundle, notes) if set(names) - set(skills) else None

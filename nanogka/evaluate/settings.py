@@ -11,7 +11,7 @@ PARTS = ("bpb", "tasks", "core", "sample")
 # Models of another library: we know neither the bytes of their tokens nor their cache.
 HF_PARTS = ("tasks", "core")
 OUTPUT = "chat_evaluation.json"
-ALL_SKILLS = "skills"
+ALL_SKILLS, NEW_WORDINGS = "skills", "reworded"
 SKILL_ITEMS = 150
 URL_VARIABLE = "NANOGKA_EVAL_BUNDLE_URL"
 BUNDLE_HELP = (
@@ -69,7 +69,11 @@ class ChatEvalSettings(Computing):
     """Settings."""
 
     run: str = flag("", "folder or tag of the run to evaluate (default: the latest chat run)")
-    tasks: str = flag("", f"comma-separated tasks to run; {ALL_SKILLS} means those made by code (default: all)")
+    tasks: str = flag(
+        "",
+        f"comma-separated tasks to run; {ALL_SKILLS}: those made by code; {NEW_WORDINGS}: the same questions in the "
+        f"wordings that --data embedded-known leaves out (default: all but {NEW_WORDINGS})",
+    )
     run_code: bool = flag(False, "run programs that the model writes, in a subprocess with limits: HumanEval needs it")
     max_per_task: int | None = flag(
         None, f"maximum items per task (default: {SKILL_ITEMS} of each skill, all of the others)", ge=1

@@ -1,6 +1,7 @@
 """A calculator that a model calls while it generates: `<|python_start|>12 * 3<|python_end|>`.
 
-It knows numbers, + - * / // %, parentheses, and `"text".count("t")`. The expression is parsed, never run as Python.
+It knows numbers, + - * / // %, parentheses, `"text".count("t")` and `" ".join("text")`, which spells. The expression is
+parsed, never run as Python.
 Nothing in it can take long: without powers and repeated strings, a result is no longer than the expression, whose
 length is limited.
 """
@@ -11,12 +12,15 @@ import operator
 import warnings
 from collections import deque
 from collections.abc import Callable
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 from nanogka.data.conversation import MARKS, OUTPUT, PYTHON, TEXT
 from nanogka.tokenizer import Tokenizer
 
 MAX_CHARACTERS = 200  # of an expression
+DECIMALS = 4  # of a result that is not whole
+EXACT = 1e15  # floats below have digits to round
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -29,9 +33,10 @@ UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, 
 
 
 def calculate(expression: str) -> str | None:
-    """Return the value of an expression as Python would print it, or None if it is not one that is allowed.
+    """Return the value of an expression, or None if it is not one that is allowed.
 
-    Commas between the digits of a number are ignored, as in nanochat: 1,000 + 1 is 1001.
+    Whole numbers and texts are as Python prints them. Other numbers are rounded to `DECIMALS`, and 7.0 is 7, so that a
+    small model can copy them. Commas between the digits of a number are ignored, as in nanochat: 1,000 + 1 is 1001.
     """
     if len(expression) > MAX_CHARACTERS:
         return None
@@ -41,8 +46,9 @@ def calculate(expression: str) -> str | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the parser, about odd escapes in strings
             tree = ast.parse(expression.strip(), mode="eval")
-        value = _value(tree.body)
-        return str(value) if math.isfinite(value) else None
+        body = tree.body
+        value = _joined(body) if _calls(body, "join") else _value(body)
+        return value if isinstance(value, str) else _printed(value) if math.isfinite(value) else None
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return None
 
@@ -54,6 +60,15 @@ def calculated(expression: str) -> str:
     return value
 
 
+def _printed(value: int | float) -> str:
+    if isinstance(value, int) or abs(value) >= EXACT:
+        return str(value)
+    rounded = float(Decimal(value).quantize(Decimal(1).scaleb(-DECIMALS), ROUND_HALF_UP))
+    if value and not rounded:
+        return str(float(f"{value:.{DECIMALS}g}"))
+    return str(int(rounded)) if rounded.is_integer() else str(rounded)
+
+
 def _value(node: ast.expr) -> int | float:
     """Evaluate a number, an operation or a call of `count`. Raises ValueError for anything else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
@@ -62,11 +77,21 @@ def _value(node: ast.expr) -> int | float:
         return UNARY[type(node.op)](_value(node.operand))
     if isinstance(node, ast.BinOp) and type(node.op) in BINARY:
         return BINARY[type(node.op)](_value(node.left), _value(node.right))
-    if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
-        function = node.func
-        if isinstance(function, ast.Attribute) and function.attr == "count":
-            return _text(function.value).count(_text(node.args[0]))
+    if _calls(node, "count"):
+        return _text(node.func.value).count(_text(node.args[0]))
     raise ValueError("not an expression that is allowed")
+
+
+def _joined(node: ast.Call) -> str:
+    """The letters of a text with the separator between them. Both are at most as long as the expression."""
+    return _text(node.func.value).join(_text(node.args[0]))
+
+
+def _calls(node: ast.expr, method: str) -> bool:
+    """Return whether the node calls this method of a text with one argument."""
+    if not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
+        return False
+    return isinstance(node.func, ast.Attribute) and node.func.attr == method
 
 
 def _text(node: ast.expr) -> str:

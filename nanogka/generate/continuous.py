@@ -91,7 +91,8 @@ class _Row:
         self.stop_tokens = frozenset([tokenizer.bos_id] if request.stop_tokens is None else request.stop_tokens)
         self.max_new_tokens = model.config.sequence_len - len(prompt)  # until the context is full
         self.tokens = 0  # so far
-        self.text, self.call_text = TextStream(tokenizer, request.stop_strings), TextStream(tokenizer)
+        self.text = TextStream(tokenizer, request.stop_strings, trim=request.calculator)
+        self.call_text = TextStream(tokenizer)
         self.calls = ToolCalls(tokenizer) if request.calculator else None
         # (2, V) for penalties: 1 if prompt or reply has a token, and how often the reply has it.
         self.token_counts: Tensor | None = None

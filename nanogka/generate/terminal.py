@@ -52,6 +52,8 @@ def chat(settings: ChatSettings, errors: Errors) -> int:
         engine.generate(" ", max_tokens=2)  # compiles kernels now, not during the first reply
         verb = "replies to" if is_chat else "continues"
         notice(f"It {verb} what you type. /help lists the commands, Ctrl-D leaves.")
+        if run.promise:
+            notice(run.promise)
         if run.examples:
             notice("\n  ".join(["For example:", *run.examples]))
         return run_terminal(session, base_dir() / "chat_history")

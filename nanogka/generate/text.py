@@ -11,10 +11,15 @@ from nanogka.tokenizer import Tokenizer
 
 
 class TextStream:
-    """The text of one sample, built from its tokens. It ends before the first stop string; `stopped` is then True."""
+    """The text of one sample, built from its tokens. It ends before the first stop string; `stopped` is then True.
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: Iterable[str] = ()) -> None:
+    With `trim`, it begins without blanks: a chat model's reply may begin with one, because words then have the tokens
+    that they have within a text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop_strings: Iterable[str] = (), trim: bool = False) -> None:
         self.stopped = False
+        self._trim = trim  # the blanks at the beginning are left out
         self.decoded = 0  # characters decoded so far, including those held back
         self._tokenizer = tokenizer
         self._silent = frozenset(tokenizer.special_tokens.values())
@@ -34,6 +39,9 @@ class TextStream:
         if self.stopped:
             return ""
         new = self._decoder.decode(data, final)
+        if self._trim:
+            new = new.lstrip(" ")
+            self._trim = not new
         self.decoded += len(new)
         text = self._held + new
         stops = [at for at in map(text.find, self._stop_strings) if at >= 0]

@@ -1,13 +1,13 @@
 /* The calculator that a chat model calls: nanogka/generate/calculator.py. Whole numbers are BigInt, others Number.
 
    It refuses some spellings that Python allows (1_000, 0x10, backslashes, comments, line ends, triple quotes). What it
-   computes is what Python computes. */
+   computes is what Python computes, rounded to four decimals. */
 
 const BLANKS = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]+"; // of Python's `strip`
 const ENDS = new RegExp(`^${BLANKS}|${BLANKS}$`, "g");
-const WORDS = /[ \t\f]*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|"[^"\\\n\r\0]*"|'[^'\\\n\r\0]*'|\/\/|[-+*/%().,]|count)[ \t\f]*/y;
+const WORDS = /[ \t\f]*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|"[^"\\\n\r\0]*"|'[^'\\\n\r\0]*'|\/\/|[-+*/%().,]|count|join)[ \t\f]*/y;
 
-/** The value of an expression as Python prints it, or null if it is not one that is allowed. */
+/** The value of an expression, or null if it is not one that is allowed. */
 function calculate(text) {
   if ([...text].length > 200 || /"""|'''/.test(text)) return null;
   text = (/["']/.test(text) ? text : text.replaceAll(",", "")).replace(ENDS, "");
@@ -20,8 +20,10 @@ function calculate(text) {
   }
   try {
     const value = terms(words);
-    if (words.length || !isNumber(value) || !Number.isFinite(Number(value))) return null;
-    return typeof value === "bigint" ? String(value) : printed(value);
+    if (words.length) return null;
+    if (value.spelled !== undefined) return value.spelled;
+    if (!isNumber(value) || !Number.isFinite(Number(value))) return null;
+    return typeof value === "bigint" ? String(value) : rounded(value);
   } catch { // a SyntaxError of `expect`
     return null;
   }
@@ -47,19 +49,20 @@ function factor(words) {
   return sign === "-" ? -value : value;
 }
 
-/** A number, a text, or a call of a text's `count`. */
+/** A number, a text, or a call of a text's `count` or `join`. */
 function called(words) {
   let value = atom(words);
-  while (words[0] === "." || (words[0] === "(" && value.counted !== undefined)) {
+  while (words[0] === "." || (words[0] === "(" && value.method !== undefined)) {
     if (words.shift() === ".") {
-      expect(typeof value === "string" && words.shift() === "count");
-      value = { counted: value };
+      expect(typeof value === "string" && (words[0] === "count" || words[0] === "join"));
+      value = { text: value, method: words.shift() };
     } else {
-      const { counted } = value, sought = terms(words);
-      expect(typeof sought === "string");
+      const { text, method } = value, given = terms(words);
+      expect(typeof given === "string");
       if (words[0] === ",") words.shift();
       expect(words.shift() === ")");
-      value = BigInt(sought ? counted.split(sought).length - 1 : [...counted].length + 1);
+      if (method === "join") value = { spelled: [...given].join(text) };
+      else value = BigInt(given ? text.split(given).length - 1 : [...text].length + 1);
     }
   }
   return value;
@@ -113,6 +116,14 @@ function ratio(a, b) {
   const [above, below] = shift > 0n ? [a, b << shift] : [a << -shift, b];
   const quotient = above / below, odd = above % below ? (a < 0n === b < 0n ? 1n : -1n) : 0n; // more than 64 bits, and a rest
   return Number(2n * quotient + odd) * 2 ** (Number(shift) - 1);
+}
+
+/** A float with at most 4 decimals, and 7 for 7.0. */
+function rounded(value) {
+  if (Math.abs(value) >= 1e15) return printed(value);
+  const short = Number(value.toFixed(4));
+  if (value !== 0 && short === 0) return printed(Number(value.toPrecision(4)));
+  return Number.isInteger(short) ? String(short + 0) : printed(short);
 }
 
 /** A float as Python's repr: the same shortest digits, and an exponent below −4 or from 16 on. */

@@ -201,6 +201,7 @@ class _Server:
             "kind": "chat" if self.served.model.is_chat_model else "base",  # this and the following are not OpenAI's
             "context": self.served.engine.context,
             "attention": self.attention_pages.available,
+            "promise": self.served.model.run.promise,  # what the model can do
             "examples": self.served.model.run.examples,  # questions for the chat page
         }
 

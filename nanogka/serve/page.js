@@ -97,7 +97,8 @@ function draw() {
   if (!messages.length) {
     const shown = model?.kind === "base" ? BEGINNINGS : (model?.examples ?? []).slice(0, 6);
     const examples = shown.map((text) => make("button", { type: "button", textContent: text, onclick: () => send(text) }));
-    log.append(make("div", { className: "examples" }, ...examples, make("p", { className: "note", textContent: "The chat stays in this tab until you close it." })));
+    const note = `${model?.promise ?? ""} The chat stays in this tab until you close it.`.trim();
+    log.append(make("div", { className: "examples" }, ...examples, make("p", { className: "note", textContent: note })));
   }
   $("send").hidden = Boolean(running);
   $("look").hidden = !model?.attention || Boolean(running) || !messages.some(({ role, content }) => role === "assistant" && content);

@@ -65,3 +65,9 @@ def name_run(settings: Starting, base: SavedRun, suffix: str) -> tuple[Starting,
 def examples_text(questions: Sequence[str]) -> str:
     """The contents of the file of questions that show people what a run learned."""
     return json.dumps(questions, ensure_ascii=False, indent=1) + "\n"
+
+
+def promise_facts(promises: Sequence[str]) -> dict[str, str]:
+    """What the model will be able to do, for config.yaml: the sentences of its sources, if they have any."""
+    said = " ".join(filter(None, promises))
+    return {"promise": said} if said else {}

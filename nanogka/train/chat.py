@@ -17,7 +17,7 @@ from nanogka.data.conversation import ChatFormat
 from nanogka.evaluate.bpb import measure_chat_loss
 from nanogka.model import GPT
 from nanogka.runs import EXAMPLES, SavedRun
-from nanogka.train.base import BaseSettings, base_facts, examples_text, name_run
+from nanogka.train.base import BaseSettings, base_facts, examples_text, name_run, promise_facts
 from nanogka.train.budget import plan_budget
 from nanogka.train.plan import About, BatchSettings, TrainPlan, make_plan
 from nanogka.train.run import Recipe
@@ -100,7 +100,7 @@ def plan_chat(
     about = About(
         kind="chat",
         monitor="val_loss",
-        facts=mixture_facts(mixture, base),
+        facts=mixture_facts(mixture, base) | promise_facts([source.promise for source, _ in mix]),
         data=mixture.describe(),
         notes=tuple(f"left out   {line}" for line in summarize(bad_conversations(mixture))),
     )

@@ -36,7 +36,7 @@ from nanogka.generate.settings import SamplingParams
 from nanogka.model import GPT
 from nanogka.runs import EXAMPLES, SavedRun
 from nanogka.tokenizer import Tokenizer
-from nanogka.train.base import BaseSettings, base_facts, examples_text, name_run
+from nanogka.train.base import BaseSettings, base_facts, examples_text, name_run, promise_facts
 from nanogka.train.budget import plan_budget
 from nanogka.train.plan import About, TrainPlan, make_plan
 from nanogka.train.run import Recipe
@@ -317,7 +317,7 @@ def plan_rl(
     about = About(
         kind="chat",
         monitor="val_error",
-        facts={"base": base_facts(base)},
+        facts={"base": base_facts(base)} | promise_facts([base.promise]),
         data="questions of " + ", ".join(task.name for task in tasks),
         horizon=horizon,
         notes=notes,

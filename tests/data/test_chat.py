@@ -2,9 +2,11 @@
 
 import dataclasses
 import gzip
+import itertools
 import json
 import os
 import random
+import statistics
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -154,6 +156,19 @@ def test_validation_reads_only_the_conversations_of_its_rows():
     rows = validation_rows(few, BOS, T, 1000)
     whole = conversations_of(*inputs_and_targets(rows, BOS))
     assert sorted(ids for ids, _ in whole) == sorted(ids_of(few[number]) for number in range(len(few)))
+
+
+def test_the_place_in_a_row_does_not_depend_on_the_length():
+    """What comes first in a row is what a person asks first: a model must see conversations of all lengths there."""
+    rows = loader(DataMixture([source("a", 400, longest=12)], [1]), batch_size=8)
+    firsts, others = [], []
+    for batch in itertools.islice(rows, 40):
+        for inputs, targets in zip(batch.inputs, batch.targets):
+            found = [len(ids) for ids, _ in conversations_of(inputs[None], targets[None])]
+            firsts.append(found[0])
+            others += found[1:]
+    assert len(others) > len(firsts) > 300
+    assert statistics.mean(firsts) == pytest.approx(statistics.mean(others), rel=0.06)
 
 
 def test_padding_is_learned_nowhere_and_counted(mixture):

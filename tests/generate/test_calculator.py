@@ -1,6 +1,7 @@
 """Tool calls: the calculator against Python's own evaluation, and results forced into the texts of a batch."""
 
 import random
+from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
 from generate_models import byte_tokenizer, scripted_model
@@ -35,18 +36,50 @@ def expression(rng: random.Random, depth: int) -> str:
     return f"({expression(rng, depth - 1)}) {operation} {expression(rng, depth - 1)}"
 
 
-def test_an_allowed_expression_has_pythons_value():
+def rounded(value: int | float) -> str:
+    """Python's value with at most four decimals, by decimal arithmetic."""
+    if isinstance(value, int) or abs(value) >= 1e15:
+        return str(value)
+    exact = Decimal(value)
+    places = 4 if abs(exact) >= Decimal("0.00005") or not exact else 3 - exact.adjusted()
+    text = f"{exact.quantize(Decimal(10) ** -places, ROUND_HALF_UP):f}"
+    return text.rstrip("0").rstrip(".").replace("-0", "0") if not float(text) else str(float(text)).removesuffix(".0")
+
+
+def test_an_allowed_expression_has_pythons_value_with_four_decimals():
     rng, values = random.Random(0), 0
     for _ in range(2000):
         code = expression(rng, rng.randint(0, 4))
         if len(code) <= MAX_CHARACTERS:
             try:
-                expected = str(eval(code, {"__builtins__": {}}))
+                expected = rounded(eval(code, {"__builtins__": {}}))
             except ZeroDivisionError:
                 expected = None
             assert calculate(code) == expected
             values += expected is not None
     assert values > 1200
+
+
+@pytest.mark.parametrize(
+    "code,shown",
+    [
+        *(("7 / 3", "2.3333"), ("3.5 * 2", "7"), ("0.1 + 0.2", "0.3"), ("1 / 32", "0.0313"), ("-1 / 32", "-0.0313")),
+        *(
+            ("2 / 3", "0.6667"),
+            ("3 / 1000000", "3e-06"),
+            ("0 / 5", "0"),
+            ("-0.0", "0"),
+            ("1e15 * 2", "2000000000000000.0"),
+        ),
+    ],
+)
+def test_a_number_that_is_not_whole_has_at_most_four_decimals(code, shown):
+    assert calculate(code) == shown
+
+
+@pytest.mark.parametrize("separator,text", [(" ", " banana"), (" ", "Nut"), ("-", "ab c"), ("", "ab"), (" ", "")])
+def test_a_text_is_spelled_as_python_joins_it(separator, text):
+    assert calculate(f'"{separator}".join("{text}")') == separator.join(text)
 
 
 def test_commas_in_numbers_and_blanks_around_the_expression_are_ignored():
@@ -59,6 +92,14 @@ def test_commas_in_numbers_and_blanks_around_the_expression_are_ignored():
     [
         *("", "2 +", "1e999", "1e200 * 1e200", "1 / 0", "10 ** 9 ** 9", "'a' * 9", "'a'", "True", "1j", "x"),
         *("__import__('os')", "'a'.upper()", "'a'.count('a', 0)", "'a'.count(sub='a')", "'a'.count", "2 & 1", "not 1"),
+        *(
+            "' '.join(3)",
+            "3.join('a')",
+            "' '.join('a', 'b')",
+            "1 + ' '.join('a')",
+            "' '.join",
+            "' '.join('a').count('a')",
+        ),
         *("\0", "1\n2", "((((" * 45, "9" * 201),
     ],
 )

@@ -113,6 +113,15 @@ def test_the_calculator_gives_what_python_does(tmp_path, browser, show):
     rng = random.Random(0)
     given = ["", "abc", '"banana".count("a")', "'aé'.count('')", '"a" + "b"', "'a'.count('b'", "1,000 + 1", "2 + 4 + 3"]
     given += "7//2 -7//2 7%-3 -7.5//2 1/3 2**3 012 0.1+0.2 1e5 1e16 1e-5 1/0 1.5%0 --2 ((1) (1+2)*3 3..5 1e400".split()
+    given += [
+        '" ".join(" banana")',
+        "'-'.join('é')",
+        "' '.join(3)",
+        "1 + ' '.join('a')",
+        "' '.join('a') + 1",
+        "' '.join",
+    ]
+    given += ["1/32", "-1/32", "2/3", "3/1000000", "-7/3", "84213/9", "1e15*2.0", "0.00004", "0.00005"]
     given += ["0.0//-5", "5.0%-5", "-0.0", "99999999999999999999*3", "2 3", " 4 "]
     for _ in range(400):
         numbers = [rng.choice([str(rng.randrange(1000)), f"{rng.random() * 99:.2f}"]) for _ in range(rng.randint(1, 4))]

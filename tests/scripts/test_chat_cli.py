@@ -1,6 +1,7 @@
 """The chat command line: one prompt from a flag or a pipe, a person at a terminal."""
 
 import io
+import json
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from generate_models import byte_tokenizer, save_run, talking_model
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 
+from nanogka.runs import Run
 from scripts import chat_cli
 
 ROOT = Path(__file__).parents[2]
@@ -134,3 +136,22 @@ def test_examples_of_the_run_are_answered_each_alone(base, reply):
         (folder / "examples.json").write_text(damaged)
         assert "> What can you do?" in reply("--examples", *greedy)[2]
     assert reply("--examples", "-p", "One?")[0] == 2
+
+
+def test_an_evaluated_run_shows_questions_that_it_answered_rightly(base):
+    def task(name, *replies):
+        shown = [{"prompt": prompt, "reply": "x", "right": right} for prompt, right in replies]
+        return {"name": name, "accuracy": 0.5, "items": 9, "chance": 0.1, "stderr": 0.1, "replies": shown}
+
+    folder = make_run(base, kind="chat")
+    (folder / "examples.json").write_text('["One?", "Two?"]')
+    tasks = [
+        task("a", ("A?", False), ("B?", True), ("C?", True)),
+        task("b", ("D?", False)),
+        task("c", ("E?" * 50, True)),
+    ]
+    tasks += [task(name, (f"{name}?", True)) for name in "defg"]
+    (folder / "chat_evaluation.json").write_text(json.dumps({"tasks": tasks}))
+    assert Run.open(folder).examples == ["B?", "d?", "e?", "f?"]
+    (folder / "chat_evaluation.json").write_text(json.dumps({"tasks": tasks[1:3]}))
+    assert Run.open(folder).examples == ["One?", "Two?"]

@@ -7,6 +7,7 @@ from nanogka.data.conversation import ChatFormat
 from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
 from tasks import chat_data
 from tasks.chat_data import open_source, parse_mixture
+from tasks.promise import PROMISE
 
 
 @pytest.mark.parametrize(
@@ -41,9 +42,11 @@ def test_embedded_conversations_are_generated_once_and_again_only_for_other_ones
     again = tokenize_source(open_source("embedded", 1), template, 500)
     assert len(made) == 2
     assert again.train.fingerprint == first.train.fingerprint
-    for name, seed in (("embedded", 2), ("embedded-plain", 1)):
+    for name, seed in (("embedded", 2), ("embedded-plain", 1), ("embedded-known", 1)):
         assert tokenize_source(open_source(name, seed), template, 500).train.fingerprint != first.train.fingerprint
-    assert len(made) == 6
+    assert len(made) == 8
+    assert {given[0] for given in made} == {"train", "known", "held_out"}
+    assert open_source("embedded", 1).promise == PROMISE
 
 
 def test_names_of_the_hub_reach_datasets(monkeypatch):

@@ -39,6 +39,7 @@ def test_fine_tuning_lowers_the_loss_and_leaves_a_chat_model_that_replies(chat_b
     learned = [json.loads(line)["messages"][0]["content"] for line in talk.read_text().splitlines()]
     assert 1 <= len(run.examples) <= 4
     assert set(run.examples) <= set(learned)
+    assert run.promise == ""
     assert steps[-1][0].finish_reason == "stop"
 
 

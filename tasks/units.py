@@ -1,0 +1,80 @@
+"""Conversions between 14 pairs of units, with the calculator."""
+
+import random
+
+from nanogka.generate.calculator import calculated
+from tasks.items import Item, Wordings
+from tasks.sums import number
+
+CONVERT = Wordings(
+    known=(
+        "how many {to} are in {count} {unit}?",
+        "how many {to} are in {count} {unit}?",
+        "how many {to} are there in {count} {unit}?",
+        "how many {to} in {count} {unit}?",
+        "how many {to} are {count} {unit}?",
+        "how many {to} is {count} {unit}?",
+        "how many {to} has {count} {unit}?",
+        "convert {count} {unit} to {to}.",
+        "convert {count} {unit} to {to}.",
+        "convert {count} {unit} into {to}.",
+        "what is {count} {unit} in {to}?",
+        "what's {count} {unit} in {to}?",
+        "{count} {unit} in {to}?",
+        "{count} {unit} in {to}",
+        "{count} {unit} to {to}.",
+    ),
+    new=(
+        "how many {to} do {count} {unit} have?",
+        "how much is {count} {unit} in {to}?",
+        "change {count} {unit} to {to}.",
+        "{count} {unit} is how many {to}?",
+    ),
+)
+# larger unit, smaller unit, how many of it: each with the names that people use; the first is that of the answer
+UNITS = (
+    (("hours", "hours", "h"), ("minutes", "minutes", "min"), 60),
+    (("minutes", "minutes", "min"), ("seconds", "seconds", "sec"), 60),
+    (("days",), ("hours", "hours", "h"), 24),
+    (("weeks",), ("days",), 7),
+    (("years",), ("months",), 12),
+    (("years",), ("weeks",), 52),
+    (("kilometers", "km", "km", "kilometres"), ("meters", "meters", "m", "metres"), 1000),
+    (("meters", "m", "metres"), ("centimeters", "cm", "cm", "centimetres"), 100),
+    (("centimeters", "cm", "cm"), ("millimeters", "mm"), 10),
+    (("kilograms", "kg", "kg", "kilos"), ("grams", "g"), 1000),
+    (("liters", "l", "litres"), ("milliliters", "ml"), 1000),
+    (("feet", "ft"), ("inches", "in"), 12),
+    (("yards",), ("feet", "ft"), 3),
+    (("dollars",), ("cents",), 100),
+)  # fmt: skip
+SINGULAR = {"feet": "foot", "inches": "inch"} | {
+    unit: unit[:-1] for pair in UNITS for unit in (pair[0][0], pair[1][0]) if unit not in ("feet", "inches")
+}
+ARTICLE = {"hours": "an"}  # a otherwise
+
+
+def units(rng: random.Random) -> Item:
+    """A conversion, mostly to the smaller unit."""
+    larger, smaller, factor = rng.choice(UNITS)
+    source, target, sign = (larger, smaller, "*") if rng.random() < 0.75 else (smaller, larger, "/")
+    kind = rng.random()
+    if sign == "/" and kind < 0.7:
+        count = str(factor * rng.randint(1, 20))
+    elif kind < 0.2:
+        count = number(rng, decimals=True)
+    else:
+        count = rng.choice((str(rng.randint(2, 12)), str(rng.randint(2, 99)), number(rng)))
+    unit, code = rng.choice(source), f"{count}{sign}{factor}"
+    one = rng.random() < 0.1
+    if one:
+        name = SINGULAR[source[0]]
+        count, unit, code = (
+            rng.choice((ARTICLE.get(source[0], "an" if name == "inch" else "a"), "one", "1")),
+            name,
+            f"1{sign}{factor}",
+        )
+    result = calculated(code)
+    answer = f"{result} {SINGULAR[target[0]] if result == '1' else target[0]}."
+    slots = {"count": count, "unit": unit, "to": rng.choice(target)}
+    return Item(f"{code} {target[0]}", CONVERT, answer, slots, code, closed=one)

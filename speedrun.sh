@@ -40,19 +40,21 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 if [ "$GPUS" -gt 0 ]; then
     : "${ATTENTION:=gaussian}" "${DEPTH:=20}" "${SEQUENCE_LEN:=2048}" "${VOCAB_SIZE:=32768}" "${DATA:=fineweb-edu}"
     : "${CHAT:=smoltalk:9,embedded:1}" # nine tokens of smoltalk to one of embedded
-    bundle=${EVAL_BUNDLE:-download} chat_bundle=${EVAL_BUNDLE:-hub} parts="--eval bpb,core,sample" small="" small_chat=""
+    bundle=${EVAL_BUNDLE:-download} chat_bundle=${EVAL_BUNDLE:-hub} parts="--eval bpb,core,sample"
+    small="" small_eval="" small_chat=""
     # One process per GPU. `--device cuda` keeps them from training on the CPU if torch cannot use the GPUs.
     launch="python -m scripts.launch --nproc_per_node=$GPUS -m" flags="-- --device cuda"
 else
-    : "${ATTENTION:=gaussian successor}" "${DEPTH:=3}" "${SEQUENCE_LEN:=512}" "${VOCAB_SIZE:=4096}" "${DATA:=embedded}"
+    : "${ATTENTION:=gaussian successor}" "${DEPTH:=3}" "${SEQUENCE_LEN:=512}" "${VOCAB_SIZE:=2048}" "${DATA:=embedded}"
     : "${CHAT:=embedded}" "${NUM_ITERATIONS:=$((DEPTH > 3 ? 570 : 190))}" "${TOTAL_BATCH_SIZE:=2048}"
     bundle=${EVAL_BUNDLE:-} chat_bundle=${EVAL_BUNDLE:-} launch="python -m" flags="" parts=""
     # With a batch 256 times below the reference, the rates that √(batch ratio) gives are too low (docs/research/log.md).
-    small="--lr-scale 1.2 --eval-every 40 --eval-tokens 16384 --save-every 100"
+    small="--lr-scale 1.2 --eval-every 95 --eval-tokens 16384 --save-every 100" small_eval="--split-tokens 65536"
     small_chat="--lr-scale 0.3 --save-every 100"
-    # GKA averages over everything it sees, so it needs smaller steps and more rows to learn to chat than `successor`.
-    [ "$CHAT" != embedded ] || small_chat="--num-iterations 700 --bandwidth-lr 0.1 --eval-every 350 --eval-tokens 4000
-        --save-every 100 $(case "$ATTENTION" in *successor) ;; *) echo "--total-batch-size 2304 --lr-scale 0.6" ;; esac)"
+    # GKA averages over everything it sees, so it needs smaller steps to learn to chat than `successor`.
+    [ "$CHAT" != embedded ] || small_chat="--num-iterations 720 --total-batch-size 2016 --bandwidth-lr 0.1
+        --eval-every 360 --eval-tokens 4000 --save-every 120
+        $(case "$ATTENTION" in *successor) ;; *) echo "--lr-scale 0.6" ;; esac)"
 fi
 settle # sets $tokenizer, and the flags of what comes from the network: $corpus_flags, $extra_flags, $talk_flags
 
@@ -99,7 +101,7 @@ for mixer in $ATTENTION; do
         train "$run" "train the model" \
             $launch scripts.base_train $flags --attention "$mixer" --run "$run" "${options[@]}" --resume auto
         [ "$code" = 0 ] || { refused "$run"; continue; } # one of several mixers may lack an option in TRAIN_FLAGS
-        late "evaluate" $launch scripts.base_eval $flags --run "$run" $parts ${bundle:+--eval-bundle "$bundle"}
+        late "evaluate" $launch scripts.base_eval $flags --run "$run" $parts $small_eval ${bundle:+--eval-bundle "$bundle"}
     fi
     trained="$trained$run "
 done

@@ -123,7 +123,7 @@ def embedded(seed: int, name: str = EMBEDDED) -> ConversationSource:
     def number(found: list) -> Iterator[Entry]:
         return ((f"{name}, number {i}", conversation) for i, conversation in enumerate(found, 1))
 
-    return ConversationSource(name, train, validation, lambda conversation: conversation, PROMISE, identity)
+    return ConversationSource(name, train, validation, lambda conversation: conversation, identity, PROMISE)
 
 
 def _number(text: str) -> float | None:

@@ -27,7 +27,7 @@ MOST_TOKENS = 80  # of a reply
 TRIES = 50  # draws per wanted question of a task: some skills have fewer different items than asked for
 NEAT = 3  # of a task's questions, the first, are typed neatly: they are shown to people
 # Exchanges per conversation: most are short, and the others teach to answer the last question, not an earlier one.
-EXCHANGES = (1, 1, 1, 2, 2, 3, 4)
+EXCHANGES = (1, 1, 1, 2, 2, 3)
 MOST_CHARACTERS = 100  # of a conversation of several exchanges, so that all fit into short rows
 
 
@@ -87,7 +87,7 @@ SKILLS = {
         Skill("counting", "the count of a letter in a word, with the calculator", text_skills.counting, 4),
         Skill("arithmetic", "differences, products, quotients and short expressions", sums.arithmetic, 8),
         Skill("copying", "a text of 1 to 4 words, or letters, or numbers, repeated", text_skills.copying, 9),
-        Skill("units", "conversions of time, length, weight and money, with the calculator", units.units, 6),
+        Skill("units", "conversions of time, length, weight and money, with the calculator", units.units, 8),
         Skill("addition", "the sum of 2 to 5 numbers, with the calculator", sums.addition, 6),
         Skill("dates", "leap years, with the calculator; trained: weekdays and months", dates.dates, 3),
         Skill("limits", "questions and tasks that are far from its skills, refused", limits.limits, 4),
@@ -110,7 +110,7 @@ def evaluations(split: str = HELD_OUT) -> dict[str, Callable[[int], ChatTask]]:
 
 
 def conversations(split: str, count: int, seed: int, calculator: bool = True) -> list[Conversation]:
-    """Make `count` conversations of one to four exchanges, in which the skills take turns. Deterministic.
+    """Make `count` conversations of one to three exchanges, in which the skills take turns. Deterministic.
 
     Without `calculator` the replies are the bare answers.
     """

@@ -84,7 +84,7 @@ LENGTHS = (1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 5, 6, 7)
 
 def addition(rng: random.Random) -> Item:
     """A sum of two to five numbers."""
-    if rng.random() < 0.08:
+    if rng.random() < 0.05:
         result = _repeated(rng)
         first = rng.randint(1, result - 1)
         return _chain(rng, "+", SUM, [str(first), str(result - first)])
@@ -94,7 +94,7 @@ def addition(rng: random.Random) -> Item:
 def arithmetic(rng: random.Random) -> Item:
     """A difference, a product, a quotient, or an expression of several operations."""
     sign = rng.choice("---***///m")
-    if sign == "-" and rng.random() < 0.08:
+    if sign == "-" and rng.random() < 0.05:
         result, second = _repeated(rng), rng.randint(1, 10 ** rng.randint(1, 6))
         return _chain(rng, sign, DIFFERENCE, [str(result + second), str(second)])
     if sign == "-":
@@ -113,9 +113,9 @@ def number(rng: random.Random, decimals: bool = False, longest: int = LONGEST) -
     """A number of one to `longest` digits, often a round one or one digit repeated; with `decimals`, up to three."""
     length = min(rng.choice(LENGTHS), longest)
     kind = rng.random()
-    if kind < 0.1:
+    if kind < 0.08:
         digits = f"{rng.randint(1, 99)}{'0' * length}"[:length]
-    elif kind < 0.2:
+    elif kind < 0.13:
         digits = rng.choice("123456789") * length
     else:
         digits = str(rng.randrange(10 ** (length - 1) if length > 1 else 0, 10**length))
@@ -123,7 +123,8 @@ def number(rng: random.Random, decimals: bool = False, longest: int = LONGEST) -
         places = min(rng.choice((1, 1, 2, 2, 3)), longest - 1)
         fraction = "".join(rng.choice("0123456789") for _ in range(places - 1)) + rng.choice("123456789")
         return f"{digits[: longest - places]}.{fraction}"
-    return f"{int(digits):,}" if len(digits) > 3 and rng.random() < 0.06 else digits
+    # Commas in a number only where none separates numbers.
+    return f"{int(digits):,}" if len(digits) > 3 and longest == LONGEST and rng.random() < 0.06 else digits
 
 
 def _repeated(rng: random.Random) -> int:

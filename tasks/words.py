@@ -117,21 +117,16 @@ def crossed_word(rng: random.Random) -> str:
 
 
 def any_word(rng: random.Random) -> str:
-    """A word of the lists, or in four cases of ten one that does not exist."""
+    """A word of the lists, or in one case of four one that does not exist."""
     kind = rng.random()
     if kind < 0.1:
         return made_up_word(rng, rng.randint(3, 7))
-    if kind < 0.4:
+    if kind < 0.25:
         return crossed_word(rng)
     return rng.choice(everyday_words() if kind < 0.65 else real_words())
 
 
 def any_name(rng: random.Random) -> str:
     """A name as people write it: of the list or made up, capitalized or not."""
-    made_up = rng.random() < 0.3
-    name = (
-        (crossed_word(rng)[:8] if rng.random() < 0.7 else made_up_word(rng, rng.randint(3, 7)))
-        if made_up
-        else rng.choice(names())
-    )
-    return name_as_typed(name.capitalize(), rng)
+    name = made_up_word(rng, rng.randint(3, 7)).capitalize() if rng.random() < 0.2 else rng.choice(names())
+    return name_as_typed(name, rng)

@@ -31,8 +31,8 @@ class ConversationSource:
     train: Callable[[], Iterator[Entry]]
     val: Callable[[], Iterator[Entry]] | None  # None: a share of `train`'s, chosen by their text
     convert: Callable[[Any], Conversation]  # makes a conversation of an entry; raises for a bad one
-    promise: str = ""  # what a model that learned these conversations can do, as a sentence of the model
     identity: str = ""  # equal identities mean equal conversations; empty: unknown, so that nothing is kept on disk
+    promise: str = ""  # what a model that learned these conversations can do, as a sentence of the model
 
 
 def memory_source(name: str, train: Sequence[Conversation], val: Sequence[Conversation]) -> ConversationSource:

@@ -21,6 +21,7 @@ from nanogka.evaluate.chat import (
     same_number,
 )
 from nanogka.generate.engine import Engine
+from tasks.promise import REFUSAL
 from tasks.skills import HELD_OUT, SKILLS, evaluations
 
 CHOICES = letter_task(
@@ -47,7 +48,8 @@ class Oracle:
 def test_an_oracle_scores_1(task):
     result, replies = evaluate_chat_task(Oracle(task), task)
     assert result.correct == result.items == len(task.items) == sum(reply["right"] for reply in replies)
-    assert 0 < result.chance < 0.8
+    # A model that always refuses is right in all that is to be refused.
+    assert 0 < result.chance < 0.9 or {item.answer for item in task.items} == {REFUSAL}
 
 
 def test_always_the_most_common_answer_scores_the_chance_level():

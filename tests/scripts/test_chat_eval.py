@@ -68,7 +68,7 @@ def test_a_question_that_is_judged_differently_is_asked_again(base, flags, monke
         task = chat.ChatTask("mine", [chat.ChatItem("Which?", answer, judge)], chance, max_tokens)
         asked.clear()
         words = [f"--{name}={value}" for name, value in (("run", "talk"), ("device", "cpu"), ("dtype", "float32"))]
-        body = partial(chat.evaluate_chat, skills={"mine": lambda most: task}, benchmarks={}, chatcore={})
+        body = partial(chat.evaluate_chat, groups={"mine": {"mine": lambda most: task}}, benchmarks={}, chatcore={})
         assert command("chat_eval", ChatEvalSettings, lambda settings, errors: body(settings, errors), "")(words) == 0
         return bool(asked)
 

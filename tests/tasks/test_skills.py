@@ -87,7 +87,7 @@ def test_typing_changes_no_slot():
 
 
 def test_promised_numbers_and_words_are_trained():
-    code = [item.code for _, item in asked("arithmetic", TRAIN, 2000) + asked("addition", TRAIN, 1000)]
+    code = [item.code for _, item in asked("addition", TRAIN, 2000)]
     lengths = {len(re.sub(r"\D", "", number)) for text in code for number in re.split(r"[-+*/()]", text) if number}
     assert lengths == set(range(1, 8))
     assert any("." in text for text in code)
@@ -182,9 +182,9 @@ def test_conversations_without_the_calculator_are_the_same_ones():
     assert 20 < sum(one != other for one, other in pairs) < 65
 
 
-def test_conversations_have_up_to_four_exchanges_and_every_skill():
+def test_conversations_have_up_to_three_exchanges_and_every_skill():
     made = conversations(TRAIN, 2000, seed=2)
-    assert {len(conversation.turns) // 2 for conversation in made} == {1, 2, 3, 4}
+    assert {len(conversation.turns) // 2 for conversation in made} == {1, 2, 3}
     assert made == conversations(TRAIN, 2000, seed=2) != conversations(TRAIN, 2000, seed=3)
     said = {turn.text for turn in itertools.chain(*(conversation.turns[1::2] for conversation in made))}
-    assert {REFUSAL, "You are welcome.", "Yes.", "Monday."} <= said
+    assert {REFUSAL, "You are welcome.", "Yes."} <= said

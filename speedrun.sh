@@ -45,11 +45,11 @@ if [ "$GPUS" -gt 0 ]; then
     # One process per GPU. `--device cuda` keeps them from training on the CPU if torch cannot use the GPUs.
     launch="python -m scripts.launch --nproc_per_node=$GPUS -m" flags="-- --device cuda"
 else
-    : "${ATTENTION:=gaussian successor}" "${DEPTH:=3}" "${SEQUENCE_LEN:=512}" "${VOCAB_SIZE:=2048}" "${DATA:=embedded}"
-    : "${CHAT:=embedded}" "${NUM_ITERATIONS:=$((DEPTH > 3 ? 570 : 190))}" "${TOTAL_BATCH_SIZE:=2048}"
+    : "${ATTENTION:=gaussian successor}" "${DEPTH:=3}" "${SEQUENCE_LEN:=512}" "${VOCAB_SIZE:=1024}" "${DATA:=embedded}"
+    : "${CHAT:=embedded}" "${NUM_ITERATIONS:=$((DEPTH > 3 ? 840 : 280))}" "${TOTAL_BATCH_SIZE:=2048}"
     bundle=${EVAL_BUNDLE:-} chat_bundle=${EVAL_BUNDLE:-} launch="python -m" flags="" parts=""
     # With a batch 256 times below the reference, the rates that √(batch ratio) gives are too low (docs/research/log.md).
-    small="--lr-scale 1.2 --eval-every 95 --eval-tokens 16384 --save-every 100" small_eval="--split-tokens 65536"
+    small="--lr-scale 1.2 --eval-every 140 --eval-tokens 16384 --save-every 100" small_eval="--split-tokens 65536"
     small_chat="--lr-scale 0.3 --save-every 100"
     # GKA averages over everything it sees, so it needs smaller steps to learn to chat than `successor`.
     [ "$CHAT" != embedded ] || small_chat="--num-iterations 720 --total-batch-size 2016 --bandwidth-lr 0.1

@@ -106,6 +106,13 @@ def made_up_word(rng: random.Random, length: int) -> str:
     return "".join(rng.choice(VOWELS if i % 2 else CONSONANTS) for i in range(length))
 
 
+def repeating_word(rng: random.Random) -> str:
+    """A word with a syllable twice or three times, such as banana. Copying it letter by letter ends only with care."""
+    syllable = made_up_word(rng, 2)
+    word = rng.choice(("", rng.choice(LETTERS), made_up_word(rng, 2))) + syllable * rng.choice((2, 2, 3))
+    return word + rng.choice(("", "", rng.choice(LETTERS)))
+
+
 def crossed_word(rng: random.Random) -> str:
     """The beginning of one word and the end of another, of 4 to 10 letters.
 
@@ -119,8 +126,10 @@ def crossed_word(rng: random.Random) -> str:
 def any_word(rng: random.Random) -> str:
     """A word of the lists, or in one case of four one that does not exist."""
     kind = rng.random()
-    if kind < 0.1:
+    if kind < 0.06:
         return made_up_word(rng, rng.randint(3, 7))
+    if kind < 0.12:
+        return repeating_word(rng)
     if kind < 0.25:
         return crossed_word(rng)
     return rng.choice(everyday_words() if kind < 0.65 else real_words())

@@ -87,9 +87,9 @@ def test_small_run_trains_two_mixers_alike_and_the_last_one_talks(tmp_path):
     for mixer in ("gaussian", "successor"):
         assert (
             f"python -m scripts.base_train --attention {mixer} --run d3-{mixer} --data embedded "
-            "--tokenizer embedded-2048 --depth 3 "
-            "--sequence-len 512 --seed 1 --num-iterations 190 --total-batch-size 2048 --lr-scale 1.2 "
-            "--eval-every 95 --eval-tokens 16384 --save-every 100 --resume auto"
+            "--tokenizer embedded-1024 --depth 3 "
+            "--sequence-len 512 --seed 1 --num-iterations 280 --total-batch-size 2048 --lr-scale 1.2 "
+            "--eval-every 140 --eval-tokens 16384 --save-every 100 --resume auto"
         ) in text
     assert "chat_sft --base d3-successor --run d3-successor-chat --data embedded" in text
     assert "report --run d3-successor --compare d3-gaussian\n" in text
@@ -101,7 +101,7 @@ def test_a_recipe_or_mixers_can_be_chosen(tmp_path):
         chosen = speedrun(tmp_path, RECIPE=recipe, DEPTH="4").stdout
         assert scripts_of(chosen) == ["scripts.tok_train", *TRAINED, *TALKS, PAGE]
         assert f"--attention {mixer} --run d4-{mixer} " in chosen
-        assert " --num-iterations 570 " in chosen
+        assert " --num-iterations 840 " in chosen
     several = speedrun(tmp_path, RECIPE="best", ATTENTION="gaussian GD", RUN="mine").stdout
     assert "base_eval --run mine-gaussian --split-tokens 65536\n" in several
     assert "chat_sft --base mine-GD --run mine-GD-chat" in several
@@ -238,11 +238,11 @@ def test_settings_that_differ_from_the_defaults_get_runs_and_tokenizers_of_their
 
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "texts").symlink_to(tmp_path)
-    changed = {"SEED": "2", "NUM_ITERATIONS": "200", "VOCAB_SIZE": "1024", "TRAIN_FLAGS": "--smear"}
+    changed = {"SEED": "2", "NUM_ITERATIONS": "200", "VOCAB_SIZE": "4096", "TRAIN_FLAGS": "--smear"}
     changes = [{}, *({name: value} for name, value in changed.items()), {"TRAIN_FLAGS": "--no-smear"}]
     changes += [{"DATA": str(tmp_path / "texts")}, {"DATA": str(tmp_path / "b" / "texts")}]
     found = [names(**change) for change in changes]
-    assert found[0] == ("embedded-2048", "d3-gaussian", "d3-gaussian-chat")
+    assert found[0] == ("embedded-1024", "d3-gaussian", "d3-gaussian-chat")
     assert found[1][1:] == ("d3-s2-gaussian", "d3-s2-gaussian-chat")
     assert len({run for _, run, _ in found}) == len(changes)
     assert len({tokenizer for tokenizer, *_ in found}) == 4, "one per corpus and vocabulary"

@@ -2,8 +2,8 @@
 
 It knows numbers, + - * / // %, parentheses, `"text".count("t")` and `" ".join("text")`, which spells. The expression is
 parsed, never run as Python.
-Nothing in it can take long: without powers and repeated strings, a result is no longer than the expression, whose
-length is limited.
+Nothing in it can take long: without powers and repeated strings, a number is no longer than the expression, whose
+length is limited, as that of a spelled text is.
 """
 
 import ast
@@ -46,9 +46,12 @@ def calculate(expression: str) -> str | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the parser, about odd escapes in strings
             tree = ast.parse(expression.strip(), mode="eval")
-        body = tree.body
-        value = _joined(body) if _calls(body, "join") else _value(body)
-        return value if isinstance(value, str) else _printed(value) if math.isfinite(value) else None
+        if joined := _called(tree.body, "join"):
+            separator, text = joined
+            spelled = separator.join(text)
+            return spelled if len(spelled) <= 2 * MAX_CHARACTERS else None
+        value = _value(tree.body)
+        return _printed(value) if math.isfinite(value) else None
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return None
 
@@ -77,21 +80,19 @@ def _value(node: ast.expr) -> int | float:
         return UNARY[type(node.op)](_value(node.operand))
     if isinstance(node, ast.BinOp) and type(node.op) in BINARY:
         return BINARY[type(node.op)](_value(node.left), _value(node.right))
-    if _calls(node, "count"):
-        return _text(node.func.value).count(_text(node.args[0]))
+    if counted := _called(node, "count"):
+        text, sought = counted
+        return text.count(sought)
     raise ValueError("not an expression that is allowed")
 
 
-def _joined(node: ast.Call) -> str:
-    """The letters of a text with the separator between them. Both are at most as long as the expression."""
-    return _text(node.func.value).join(_text(node.args[0]))
-
-
-def _calls(node: ast.expr, method: str) -> bool:
-    """Return whether the node calls this method of a text with one argument."""
+def _called(node: ast.expr, method: str) -> tuple[str, str] | None:
+    """The text whose method is called, and the one argument; None if the node is no call of it."""
     if not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
-        return False
-    return isinstance(node.func, ast.Attribute) and node.func.attr == method
+        return None
+    if not isinstance(node.func, ast.Attribute) or node.func.attr != method:
+        return None
+    return _text(node.func.value), _text(node.args[0])
 
 
 def _text(node: ast.expr) -> str:

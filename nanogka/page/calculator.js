@@ -21,7 +21,7 @@ function calculate(text) {
   try {
     const value = terms(words);
     if (words.length) return null;
-    if (value.spelled !== undefined) return value.spelled;
+    if (value.spelled !== undefined) return [...value.spelled].length <= 400 ? value.spelled : null;
     if (!isNumber(value) || !Number.isFinite(Number(value))) return null;
     return typeof value === "bigint" ? String(value) : rounded(value);
   } catch { // a SyntaxError of `expect`

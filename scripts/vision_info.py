@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nanogka.common.cli import command, flag
 from nanogka.common.errors import Errors
-from nanogka.common.runtime import ASSUMED_MFU, GPUS
+from nanogka.common.runtime import GPUS
 
 GPU = "H100"
 
@@ -37,7 +37,7 @@ def body(settings: Settings, errors: Errors) -> None:
     peak = GPUS[GPU].peak_flops
     assert peak, "its data sheet has it"
     print(format_costs(table_costs(sizes), peak))
-    print(f"\nHours: ImageNet-1k, {EPOCHS} epochs, one {GPU} at {ASSUMED_MFU:.0%} of {peak:.3g} FLOP/s.")
+    print(f"\nHours: ImageNet-1k, {EPOCHS} epochs, one {GPU} at {GPUS[GPU].usual_mfu:.0%} of {peak:.3g} FLOP/s.")
 
 
 main = command("vision_info", Settings, body, __doc__)

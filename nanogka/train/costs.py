@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 import torch
 
 from nanogka.common.formatting import byte_size, duration, gigabytes, number, plain_table, scientific
+from nanogka.common.runtime import MEASURED_MFU
 from nanogka.model import GPTConfig, activation_bytes, attention_name, model_costs
 from nanogka.model.measure import measure_mixers
 from nanogka.train.budget import TrainingBudget, plan_budget
@@ -110,7 +111,7 @@ def describe_horizon(budget: TrainingBudget) -> str:
     """The length of a run of full rows, for people."""
     return (
         f"{budget.num_iterations:,} steps × {budget.total_batch_size:,} tokens = {budget.tokens:,} "
-        f"tokens ({budget.ratio:.2f} per parameter), {budget.flops:.3g} FLOPs"
+        f"tokens ({budget.ratio:.2f} per parameter of matrices and head), {budget.flops:.3g} FLOPs"
     )
 
 
@@ -133,10 +134,19 @@ def describe_time(plan: TrainPlan) -> str:
     if not plan.about.fixed_tokens:
         return "the time depends on the length of the replies"
     machine = plan.machine
-    peak = machine.hardware.peak_flops or measure_matmul(machine.device, machine.dtype)
-    hardware = replace(machine.hardware, peak_flops=peak)
-    estimate = estimate_time(plan.config, plan.budget, hardware, machine.ranks.world_size, fp8=machine.fp8)
+    estimate = estimate_time(plan.config, plan.budget, machine.hardware, machine.ranks.world_size, fp8=machine.fp8)
+    peak = machine.hardware.peak_flops
     return f"about {duration(estimate.seconds)} of training at {estimate.mfu:.0%} of {peak:.2g} FLOP/s per device"
+
+
+def with_peak(plan: TrainPlan) -> TrainPlan:
+    """The plan with the peak of its hardware: a measured one if the table has none and the time is to be estimated."""
+    machine = plan.machine
+    if machine.hardware.peak_flops or not plan.about.fixed_tokens:
+        return plan
+    peak = measure_matmul(machine.device, machine.dtype)
+    hardware = replace(machine.hardware, peak_flops=peak, usual_mfu=MEASURED_MFU)
+    return replace(plan, machine=replace(machine, hardware=hardware))
 
 
 def measure_matmul(device: torch.device, dtype: torch.dtype) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from nanogka.common.runtime import A100, ASSUMED_MFU, GEFORCE, HOPPER, Hardware
+from nanogka.common.runtime import A100, GEFORCE, HOPPER, Hardware
 from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.train.budget import TrainingBudget
 from nanogka.train.optimizer import optimizer_state_bytes
@@ -143,7 +143,7 @@ class TimeEstimate:
 
     seconds: float
     mfu: float  # share of the peak that the model's own products reach
-    step: StepTime | None  # the parts of a step; None where `ASSUMED_MFU` is all that is known
+    step: StepTime | None  # the parts of a step; None where `usual_mfu` is all that is known
 
     def price(self, per_device_hour: float, devices: int) -> float:
         """Price of the run on all devices, in the currency of `per_device_hour`."""
@@ -167,7 +167,7 @@ def estimate_time(
     peak = hardware.peak_flops * devices
     in_fp8 = fp8_weights(config) if fp8 else 0
     step = step_time(config, hardware, budget.total_batch_size, devices, moved=moved, in_fp8=in_fp8)
-    seconds = step.total * budget.num_iterations if step else budget.flops / (ASSUMED_MFU * peak)
+    seconds = step.total * budget.num_iterations if step else budget.flops / (hardware.usual_mfu * peak)
     return TimeEstimate(seconds, budget.flops / (seconds * peak), step)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from nanogka.common.formatting import duration, si
-from nanogka.common.runtime import ASSUMED_MFU
 
 MFU_STEPS = 20  # after which a speed below half of that is worth a warning
 
@@ -44,13 +43,23 @@ def rates(amounts: Mapping[str, float], seconds: float) -> dict[str, float]:
 class Progress:
     """Prints progress after the first and last step and every 15 s; speeds average over the interval.
 
-    `done`: what the steps until `start` processed, by the names of `RATES`. `peak_flops` of all devices, 0 if unknown.
+    `done`: what the steps until `start` processed, by the names of `RATES`. `peak_flops` of all devices, 0 if unknown;
+    `usual_mfu`: the share of it that the estimate of the time assumed; `advice`: what to do if training is slower.
     """
 
     SECONDS_BETWEEN_LINES = 15.0
 
-    def __init__(self, total: int, start: int, done: Mapping[str, float], peak_flops: float) -> None:
+    def __init__(
+        self,
+        total: int,
+        start: int,
+        done: Mapping[str, float],
+        peak_flops: float,
+        usual_mfu: float = 0.4,
+        advice: str = "",
+    ) -> None:
         self.total, self.start, self.peak_flops = total, start, peak_flops
+        self.usual_mfu, self.advice = usual_mfu, advice
         self.last_line = time.monotonic()
         self.done, self.seconds, self.data_wait = dict(done), 0.0, 0.0  # at the last line, and since then
         self.flops_of_first = 0.0
@@ -100,11 +109,12 @@ class Progress:
 
     def warn_if_slow(self, flops_per_second: float) -> None:
         """Warn if this is less than half of the speed that the cost estimate assumed."""
-        mfu = flops_per_second / self.peak_flops if self.peak_flops else ASSUMED_MFU
-        if mfu < ASSUMED_MFU / 2:
+        usual = self.usual_mfu
+        mfu = flops_per_second / self.peak_flops if self.peak_flops else usual
+        if mfu < usual / 2:
             self.say(
-                f"WARNING: training runs at {mfu:.0%} of the peak of the hardware, not at {ASSUMED_MFU:.0%}. It will "
-                f"take {ASSUMED_MFU / mfu:.1f} times as long as the `cost` line says; scripts.gpu_first finds out why"
+                f"WARNING: training runs at {mfu:.0%} of the peak of the hardware, not at {usual:.0%}. It will take "
+                f"{usual / mfu:.1f} times as long as the `cost` line says. {self.advice}"
             )
 
     def say(self, text: str) -> None:

@@ -15,7 +15,7 @@ from nanogka.common.formatting import as_started
 from nanogka.common.runtime import BFLOAT16_CAPABILITY
 from nanogka.model import GPT, fp8
 from nanogka.train.autobatch import fit_batch, largest_batch
-from nanogka.train.costs import describe_plan
+from nanogka.train.costs import describe_plan, with_peak
 from nanogka.train.optimizer import Schedule
 from nanogka.train.plan import Machine, TrainPlan
 from nanogka.train.resume import claim, restore
@@ -56,6 +56,8 @@ def train_run(plan: TrainPlan, recipe: Recipe) -> int:
 
     The recipe's loader and evaluations are made when the size of the micro-batch is known.
     """
+    if plan.machine.ranks.is_main:  # it alone prints estimates and writes files
+        plan = with_peak(plan)
     settings, machine = plan.settings, plan.machine
     device, ranks = machine.device, machine.ranks
     if settings.dry_run:

@@ -29,6 +29,9 @@ from nanogka.train.trackers import Log, open_tracker
 
 KINDS_WRITTEN_AFTER_SAVING = ("eval", "skip")
 
+# Threads that wait for each other at every operation lose most on a busy machine: one of two may take the longer.
+BUSY_CPU = "If other programs use the cores, one thread may be faster (OMP_NUM_THREADS=1)"
+
 
 class MetricsLog:
     """Appends to a `metrics.jsonl` and hands the numbers to a tracker.
@@ -137,7 +140,9 @@ def open_run_log(plan: TrainPlan, start: LoopState, *, resumes: bool, files: Map
         line["step"]: line for line in lines if line["kind"] == "eval" and monitor in line
     }
     peak_flops = plan.machine.peak_flops if plan.about.fixed_tokens else 0
-    progress = Progress(plan.num_iterations, start.step, plan.amounts(start.tokens), peak_flops)
+    usual_mfu, gpu = plan.machine.hardware.usual_mfu, plan.machine.device.type == "cuda"
+    advice = "scripts.gpu_first finds out why" if gpu else BUSY_CPU
+    progress = Progress(plan.num_iterations, start.step, plan.amounts(start.tokens), peak_flops, usual_mfu, advice)
     options = {"keep": settings.keep, "keep_best": settings.keep_best, "say": progress.say}
     scores, resumed_from = {step: line[monitor] for step, line in validations.items()}, start.step if resumes else None
     with (

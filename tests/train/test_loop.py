@@ -10,11 +10,12 @@ import torch
 from training import Recorder, toy_plan, trace, train
 
 from nanogka.common.distributed import Ranks
+from nanogka.common.formatting import duration
 from nanogka.data import open_corpus
 from nanogka.data.loader import Batch, validation_batches
 from nanogka.model import GPT, GPTConfig, model_costs
-from nanogka.runs import load_run
-from nanogka.train import trainer
+from nanogka.runs import Run, load_run
+from nanogka.train import costs, trainer
 from nanogka.train.budget import plan_budget
 from nanogka.train.optimizer import Schedule
 from nanogka.train.pretraining import plan_pretraining
@@ -124,3 +125,15 @@ def test_the_best_checkpoint_is_the_kept_one_with_the_lowest_finite_validation(t
     expected = "best checkpoint kept: step 20, val_bpb 1.0000 ± 0.0500 SE (16,300 tokens)"
     assert describe_best(tmp_path, "val_bpb", lines) == expected
     assert describe_best(tmp_path, "val_bpb", {20: lines[20]}) is None
+
+
+def test_on_a_cpu_the_estimate_the_progress_and_the_run_know_the_measured_peak(base, flags, monkeypatch, capsys):
+    monkeypatch.setattr(costs, "measure_matmul", lambda *_: 3e5)
+    assert train(*flags, "--run", "a") == 0
+    said, progress = capsys.readouterr()
+    run = Run.open(base / "runs" / "a")
+    seconds = run.accounting.flops_per_token * trace(run.folder, "train")[-1]["tokens"] / (0.2 * 3e5)
+    assert f"about {duration(seconds)} of training at 20% of 3e+05 FLOP/s per device" in said
+    assert "per parameter of matrices and head)" in said
+    assert "% MFU)" in progress
+    assert run.fact("peak_flops") == 3e5

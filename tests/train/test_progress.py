@@ -62,12 +62,19 @@ def test_the_evaluations_to_come_are_those_that_the_loop_makes(every, total):
 
 
 def test_a_training_at_less_than_half_of_the_expected_speed_is_warned_of_once(clock, capsys):
-    progress = Progress(60, 0, NONE, peak_flops=1e13)
-    for step in range(1, 41):  # at 10 % of the peak; the first step is slow and does not count
-        progress.update(step, values(1.0 if step > 1 else 500.0, flops=1e12 * step))
-    (warning,) = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
+    def warnings(**options):
+        progress = Progress(60, 0, NONE, peak_flops=1e13, advice="buy another", **options)
+        for step in range(1, 41):  # at 10 % of the peak; the first step is slow and does not count
+            progress.update(step, values(1.0 if step > 1 else 500.0, flops=1e12 * step))
+        return [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
+
+    (warning,) = warnings()
     assert "at 10% of" in warning
     assert "4.0 times" in warning
+    assert warning.endswith(". buy another")
+    (warning,) = warnings(usual_mfu=0.25)
+    assert "not at 25%. It will take 2.5 times" in warning
+    assert warnings(usual_mfu=0.19) == []
 
 
 def test_a_log_that_cannot_be_written_does_not_end_a_training(clock, monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nanogka.attention.rotary import NORM_EPS, norm, rotary_norm
+from nanogka.attention.rotary import NORM_EPS, norm, rotary_norm, scale_queries
 
 SHAPES = [(1, 1, 1, 2), (2, 7, 3, 8), (3, 5, 1, 66)]  # (B, T, H, D)
 
@@ -65,3 +65,18 @@ def test_without_gradients_and_with_them_the_values_agree():
     x, table = torch.randn(2, 9, 3, 8, generator=torch.Generator().manual_seed(0)), table_of(9, 8)
     for function in (norm, lambda x: rotary_norm(x, table)):
         torch.testing.assert_close(function(x.clone().requires_grad_()).detach(), function(x), atol=1e-6, rtol=0)
+
+
+def test_a_bandwidth_keeps_its_32_bits_where_queries_have_16():
+    """σ = 1 + 2⁻⁸ lies in the middle of two numbers of bfloat16: rounded first, σ² would be 0.8 % off."""
+    generator = torch.Generator().manual_seed(0)
+    q, gradient = (torch.randn(3, 50, 2, 8, generator=generator).bfloat16() for _ in range(2))
+    sigma = torch.tensor([1 + 2**-8, 1.7], requires_grad=True)
+    scaled = scale_queries(q, sigma)
+    scaled.backward(gradient)
+    wide, s = q.double(), sigma.detach().double()[:, None]
+    expected = wide / s**2
+    assert scaled.dtype == torch.bfloat16
+    assert ((scaled - expected).abs() <= 2**-8 * expected.abs() * 1.001).all()  # one rounding
+    slope = (gradient.double() * -2 * wide / s**3).sum((0, 1, 3))
+    torch.testing.assert_close(sigma.grad.double(), slope, rtol=1e-4, atol=0)

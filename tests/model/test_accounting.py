@@ -88,9 +88,10 @@ def test_declared_flops_are_those_of_the_products_that_torch_counts(attention, o
         assert options or 0.6 < one.saved / one.declared_saved < 1.15, one
 
 
-def test_a_mixer_that_declares_too_few_flops_is_refused(monkeypatch):
+@pytest.mark.parametrize("percent, deviation", [(95, r"\+3\.4%"), (105, r"-3\.2%")])
+def test_a_mixer_that_declares_other_flops_than_it_computes_is_refused(monkeypatch, percent, deviation):
     check_flops(GPTConfig.from_depth(4, "DG", sequence_len=64))
     full = GaussianMixer.flops_per_token
-    monkeypatch.setattr(GaussianMixer, "flops_per_token", lambda self: full(self) * 95 // 100)
-    with pytest.raises(ValueError, match=r"mixer gaussian, layer 2: declares .*\(\+3\.4%\); expected at most 2%"):
+    monkeypatch.setattr(GaussianMixer, "flops_per_token", lambda self: full(self) * percent // 100)
+    with pytest.raises(ValueError, match=rf"mixer gaussian, layer 2: declares .*\({deviation}\); expected at most 2%"):
         check_flops(GPTConfig.from_depth(4, "DG", sequence_len=64))

@@ -91,6 +91,13 @@ def test_low_precision_error_is_that_of_the_plain_loss(dtype):
         assert (a.double() - e).norm() <= 2 * (p.double() - e).norm() + torch.finfo(dtype).eps * e.norm()
 
 
+def test_the_gradient_of_the_head_is_summed_in_32_bits_and_not_rounded_at_the_end():
+    hidden, weight, targets = problem(torch.bfloat16, N=200, C=64, V=300, scale=0.5)
+    gradient = results(capped_cross_entropy, hidden, weight, targets)[2]
+    assert gradient.dtype == torch.float32
+    assert (gradient != gradient.bfloat16()).double().mean() > 0.9
+
+
 def test_the_mean_of_no_rows_is_nan():
     hidden, weight, targets = problem()
     assert capped_cross_entropy(hidden, weight, torch.full_like(targets, -1), cap=15.0).isnan()

@@ -67,12 +67,21 @@ def test_losses_and_bits_per_byte_equal_those_of_the_package(text, package_model
     assert gka.evaluate(single, text[: 8 * gka.CONTEXT + 2]) == pytest.approx(theirs, abs=2e-3)
 
 
-def test_it_trains_evaluates_and_samples_a_file(text, tmp_path, capsys):
-    file = tmp_path / "input.txt"
+def test_it_trains_evaluates_and_samples_a_file(text, tmp_path, capsys, monkeypatch):
+    file, used = tmp_path / "input.txt", {}
     file.write_bytes(bytes(text.tolist()))
+    for name in ("train", "evaluate"):
+        function = getattr(gka, name)
+        spy = lambda model, part, *rest, name=name, function=function: (  # noqa: E731
+            used.update({name: part}) or function(model, part, *rest)
+        )
+        monkeypatch.setattr(gka, name, spy)
     assert gka.main([str(file), "--depth", "1", "--steps", "2", "--prompt", "ab"]) == 0
     output = capsys.readouterr().out
+    assert "step 1/2  8.00" in output  # bits: the first logits of all 256 bytes are almost equal
     assert "step 2/2" in output
+    assert torch.equal(torch.cat([used["train"], used["evaluate"]]), text), "the last tenth is not learned"
+    assert len(used["evaluate"]) == len(text) // 10
     assert "held out: " in output
     with pytest.raises(SystemExit):
         gka.main([str(tmp_path / "absent.txt")])

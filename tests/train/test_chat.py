@@ -16,6 +16,7 @@ from nanogka.runs import Run, SavedRun, find_run, load_run, write_config
 from nanogka.train.base import open_base
 from nanogka.train.chat import ChatSettings, with_defaults
 from nanogka.train.rl import RLSettings
+from scripts import chat_sft
 from tasks import chat_data
 
 
@@ -59,6 +60,16 @@ def test_short_conversations_have_short_rows_and_the_base_runs_rates():
     assert chosen(129) == (None, 4096, 1.2)  # rows of the base model's context
     assert chosen(44, sequence_len=100, lr_scale=0.5) == (100, 4096, 0.5)
     assert chosen(44, total_batch_size=960) == (48, 960, 1.2)
+
+
+def test_epochs_decide_the_number_of_steps(chat_base, talk, monkeypatch):
+    planned = []
+    monkeypatch.setattr(chat_sft, "train_run", lambda plan, recipe: planned.append((plan, recipe.mixture)) or 0)
+    for epochs in ("1", "2.5"):
+        words = f"--data {talk} --total-batch-size 64 --lr-scale 1 --device cpu --epochs {epochs}"
+        assert chat_sft.main(words.split()) == 0
+    for (plan, mixture), epochs in zip(planned, (1, 2.5), strict=True):
+        assert plan.num_iterations == round(epochs * mixture.tokens / 64) > 5
 
 
 def test_it_begins_with_the_weights_of_its_base_and_records_the_text_that_the_first_one_learned(chat_base, talk):

@@ -10,7 +10,7 @@ from nanogka.bench.gpu_costs import Counted, plan_on_gpus
 from nanogka.bench.published import TOLERANCE, comparison, published_runs
 from nanogka.common.runtime import GPUS, Hardware, find_gpu
 from nanogka.model import GPTConfig
-from nanogka.train.estimate import attention_flops, estimate_time, step_time
+from nanogka.train.estimate import attention_flops, checkpoint_bytes, estimate_time, held_bytes, step_time
 from scripts import plan_gpu
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +81,14 @@ def test_attention_counts_the_visible_pairs():
     config = GPTConfig.from_depth(2, "gaussian", sequence_len=8, vocab_size=300, window_pattern="SL")
     pairs = (1 + 2 + 3 + 4 + 5 * 4) + 8 * 9 / 2  # a window of 4 earlier positions, and none
     assert attention_flops(config, 8) == 4 * config.n_embd * pairs
+
+
+def test_a_device_holds_all_weights_and_gradients_and_its_share_of_the_state():
+    config = GPTConfig.from_depth(20, "gaussian", **DEPTH_20)
+    weights, state = 4 * 378_798_320, checkpoint_bytes(config) - 4 * 378_798_320
+    assert 4 * 378_798_320 < state < 8 * 378_798_320  # Muon has a momentum, AdamW two moments
+    assert held_bytes(config, 1) == 2 * weights + state
+    assert held_bytes(config, 8) == pytest.approx(2 * weights + state / 8)
 
 
 def test_unknown_hardware_and_mixers_have_no_time():

@@ -91,12 +91,15 @@ def test_a_validation_says_its_tokens_and_its_error(base, flags, capsys):
     for shard, count in enumerate((30, 25)):  # the last shard is the validation split
         texts = ["x" + "".join(random.choice(list("abcdé "), random.integers(5, 90))) for _ in range(count)]
         pq.write_table(pa.table({"text": texts}), text / f"shard_{shard:05}.parquet")
-    words = "--num-iterations 2 --eval-every 1 --save-every 1 --eval-tokens 4096 --run a".split()
+    words = (
+        "--num-iterations 2 --eval-every 1 --save-every 1 --eval-tokens 4096 --packing bos-bestfit-crop --run a".split()
+    )
     assert train(*flags, *words, "--data", text) == 0
     said = capsys.readouterr().err
     run = load_run("a")
     token_bytes, documents = run.tokenizer.token_bytes(), defaultdict(lambda: np.zeros(3))
-    data = validation_batches(open_corpus(text), run.tokenizer, batch_size=3, sequence_len=32, max_tokens=4096)
+    options = {"sequence_len": 32, "max_tokens": 4096, "packing": "bos-bestfit-crop"}
+    data = validation_batches(open_corpus(text), run.tokenizer, batch_size=3, **options)
     for batch in data:
         losses, lengths = run.model(batch.inputs, batch.targets, reduction="none"), token_bytes[batch.targets.numpy()]
         losses = losses.detach().reshape(batch.targets.shape).double().numpy()

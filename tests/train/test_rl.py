@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from collections import Counter
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -188,6 +190,26 @@ def test_every_step_asks_other_questions(chat_base, monkeypatch):
     monkeypatch.setattr(chat_rl, "open_task", numbered)
     assert learn("--num-iterations", 3, "--questions", 2) == 0
     assert len(set(asked)) == len(asked) == 1 + 6  # one for the plan, two in each of three steps
+
+
+def test_two_tasks_are_asked_equally_often_and_the_error_is_the_mean_of_both(chat_base, monkeypatch):
+    asked, never = [], ChatItem("a dog", "", lambda text, answer: 0.0)
+
+    def letters_or_nothing(name, items):
+        """Replies to `spelling` are all worth 0, so at most half of a step's replies have an advantage."""
+        task = letters_task(name, items)
+        if name == "spelling":
+            task = RewardTask(name, lambda rng: never, ChatTask(name, [never] * items, 0.0))
+        return replace(task, draw=lambda rng: asked.append(name) or task.draw(rng))
+
+    monkeypatch.setattr(chat_rl, "open_task", letters_or_nothing)
+    assert learn("--tasks", "addition,spelling", "--num-iterations", 2) == 0
+    assert Counter(asked) == {"addition": 1 + 2 * 2, "spelling": 1 + 2 * 2}  # one for the plan, two in each step
+    folder = chat_base / "runs" / "tiny-rl"
+    assert all(0 < line["useful_replies"] <= 0.5 for line in trace(folder, "train"))
+    last = trace(folder, "eval")[-1]
+    assert (last["pass@1 addition"] > 0, last["pass@1 spelling"]) == (True, 0)
+    assert last["val_error"] == pytest.approx(1 - last["pass@1 addition"] / 2)
 
 
 def test_replies_come_from_the_distribution_that_learns():

@@ -4,7 +4,8 @@
     python tests/mutate.py --since HEAD~1       those in files that changed since a commit
     python tests/mutate.py --match optimizer    those whose file or test matches a regular expression
     python tests/mutate.py --most 20            a fixed sample of at most 20 of the chosen ones
-    python tests/mutate.py --sample 30 --seed 1 30 mutants that are drawn at random, against the nearest tests
+    python tests/mutate.py --sample 30 --seed 1 [--match attention]
+                                                30 mutants that are drawn at random, against the nearest tests
 
 The faults are in tests/faults.txt. A mutant is caught if its test fails by an assertion, `pytest.fail` or a missing
 exception, or with the exception that its heading declares. It survives if its test passes: then the test does not see
@@ -276,7 +277,7 @@ def main(argv: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="mutants") as folder:
             root = Path(folder) / "tree"
             copy_tree(root)
-            counts = judge_sample(draw(root, options.sample, options.seed), root, Path(folder) / "log")
+            counts = judge_sample(draw(root, options.sample, options.seed, options.match), root, Path(folder) / "log")
         sys.path.insert(0, str(ROOT))
         print(describe_rates(counts))
         return 0

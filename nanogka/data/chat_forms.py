@@ -5,20 +5,24 @@
     {"instruction": "…", "input": "…", "output": "…", "history": [[…, …]]} Alpaca's
     {"prompt": "…", "completion": "…"}                                     texts, or lists of messages
 
-A reply may say that it is not to be learned: `"weight": 0`, `"train": false` or `"training": false`. Keys that would
-change what a reply means, and that this project cannot obey, are refused.
+A `system` prompt next to any of these is the first message. A reply may say that it is not to be learned: with
+`"weight": 0`, or with false for `train`, `training` or `loss`. Keys that would change what a reply means, and that this
+project cannot obey, are refused. Others, such as `name`, are ignored.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from nanogka.common.formatting import shorten
 
 MESSAGES, SHAREGPT, ALPACA, COMPLETION = "messages", "conversations", "instruction", "prompt"
-COLUMNS = ("messages", "conversations", "system", "instruction", "input", "output", "history", "prompt", "completion")
+COLUMNS = (
+    "messages", "conversations", "system", "instruction", "input", "output", "history", "prompt", "completion", "label",
+)  # fmt: skip
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant"}
-WEIGHT, TRAIN = "weight", ("train", "training")  # keys of a reply that say whether it is learned
+WEIGHT, TRAIN = "weight", ("train", "training", "loss")  # keys of a reply that say whether it is learned
+MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 NOT_OBEYED = (
-    "reasoning_content", "reasoning", "thinking", "function_call", "prefix", "train_detail", "images", "audio",
+    "reasoning_content", "reasoning", "thinking", "function_call", "prefix", "train_detail", "loss_scale", *MEDIA,
 )  # fmt: skip
 
 
@@ -45,13 +49,14 @@ def messages_of(value: object) -> object:
     form = form_of(value)
     if form is None:
         raise ValueError(f"got {shorten(repr(value))}, {expected_form(value)}")
-    if form == COMPLETION and isinstance(value.get("label"), bool):
+    if isinstance(value.get("label"), bool):
         raise ValueError("label: replies that are marked as good or bad cannot be learned from; write good as messages")
-    if form == MESSAGES:
+    refuse_unknown_meaning(value, MEDIA)
+    if form == MESSAGES and not isinstance(value[MESSAGES], list):
         return value[MESSAGES]
-    read = {SHAREGPT: _sharegpt, ALPACA: _alpaca, COMPLETION: _completion}[form]
+    read = {MESSAGES: lambda value: value[MESSAGES], SHAREGPT: _sharegpt, ALPACA: _alpaca, COMPLETION: _completion}
     system = value.get("system")
-    return [*([{"role": "system", "content": system}] if system else []), *read(value)]
+    return [*([{"role": "system", "content": system}] if system else []), *read[form](value)]
 
 
 def _sharegpt(value: dict) -> list:
@@ -102,8 +107,14 @@ def is_learned(entry: dict) -> bool:
     return all(mark == 1 for _, mark in marks)
 
 
-def refuse_unknown_meaning(entry: dict) -> None:
-    """Raise ValueError if a message to learn from has a key that would change what it means."""
-    for key in NOT_OBEYED:
+def marks_of(entry: dict) -> dict:
+    """The keys of a reply that say more about it than that it is learned."""
+    weights = {key: entry[key] for key in (WEIGHT, *TRAIN) if entry.get(key) not in (None, 1)}
+    return weights | {key: entry[key] for key in NOT_OBEYED if entry.get(key)}
+
+
+def refuse_unknown_meaning(entry: dict, keys: Sequence[str] = NOT_OBEYED) -> None:
+    """Raise ValueError if a message to learn from, or a conversation, has one of `keys`, which change its meaning."""
+    for key in keys:
         if entry.get(key):
             raise ValueError(f"{key}: got {shorten(repr(entry[key]))}, which cannot be learned; remove the key")

@@ -216,7 +216,10 @@ def _message(number: int, entry: object, to_learn: bool) -> Message:
     try:
         if to_learn:
             refuse_unknown_meaning(entry)
-        return Message(entry["role"], entry["content"], not to_learn or is_learned(entry))
+        message = Message(entry["role"], entry["content"], not to_learn or is_learned(entry))
+        if to_learn and any("\0" in part.text for part in message.parts):
+            raise ConversationError("content is not text", "content: holds NUL characters, expected text")
+        return message
     except ConversationError as error:
         raise ConversationError(error.kind, f"message {number}: {error}") from None
     except ValueError as error:

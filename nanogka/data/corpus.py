@@ -1,8 +1,9 @@
 """Corpora: parquet shards in nanochat's format.
 
-A split, `train` or `val`, is a sequence of rows. A row is a document, or empty (null or blank). Rows are grouped into
-blocks (row groups of a parquet file, the unit of reading), and blocks into shards. The number of a row in its split and
-the fingerprint of the corpus identify a document, so the state of a loader contains no text.
+A split, `train` or `val`, is a sequence of rows. A row is a document, or empty (null, blank, or with NUL characters,
+which no text has). Rows are grouped into blocks (row groups of a parquet file, the unit of reading), and blocks into
+shards. The number of a row in its split and the fingerprint of the corpus identify a document, so the state of a loader
+contains no text.
 """
 
 import hashlib
@@ -170,8 +171,8 @@ def to_texts(column: pa.ChunkedArray, file: Path, group: int) -> list[str | None
 
 
 def document_or_none(text: str | None) -> str | None:
-    """`text`, or None if it is null or blank."""
-    return text if text and not text.isspace() else None
+    """`text`, or None if it is null or blank, or holds NUL characters, which are binary data and no text."""
+    return text if text and not text.isspace() and "\0" not in text else None
 
 
 def read_manifest(folder: str | Path) -> dict | None:

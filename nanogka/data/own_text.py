@@ -37,7 +37,7 @@ COMPRESSIONS = (".gz", ".zst")
 BYTE_ORDER_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16
 EXPECTED = "a .parquet, .jsonl, .txt, .md, .rst, .py or .csv file (not .parquet: also .gz, .zst), or a folder of them"
 SKIP_HINT = "; correct them, or leave them out with `scripts.make_shards --bad-files skip`"
-FORMAT = 2  # raise when the same files would give other shards
+FORMAT = 3  # raise when the same files would give other shards
 DOCUMENT_CHARS = 8192  # a longer .txt is cut at the first blank line beyond this
 LONGEST_CHARS = 4 * DOCUMENT_CHARS  # … or here, if there is no blank line
 
@@ -50,16 +50,27 @@ def kind_of(file: Path) -> str:
 def find_files(path: Path) -> list[Path]:
     """The parquet files of a folder, if it has none its text files, if it has none of these its .csv files.
 
-    Or `path`, if it is one of these files. Raises ValueError if there is none.
+    Of a folder that has nothing but folders, as the corpora of the hub have, the parquet files in these. Or `path`, if
+    it is one of these files. Raises ValueError if there is none.
     """
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     files = [file for file in files if file.is_file() and not file.name.startswith(".")]
-    shards = [file for file in files if file.suffix == ".parquet"]
+    shards = [file for file in files or _below(path) if file.suffix == ".parquet"]
     found = shards or [file for file in files if kind_of(file) in (*TEXT_SUFFIXES, ".jsonl")]
     found = found or [file for file in files if kind_of(file) == ".csv"]
     if not found:
         raise ValueError(f"data: got {str(path)!r}, expected {EXPECTED}{_remedy(path, files)}")
     return unique_files(found)
+
+
+def _below(path: Path) -> list[Path]:
+    """The files in all subfolders of a folder, without hidden ones."""
+    found = []
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        files = (Path(folder, name) for name in sorted(names) if not name.startswith("."))
+        found += [file for file in files if file.is_file()]
+    return found
 
 
 def unique_files(files: Sequence[Path]) -> list[Path]:
@@ -71,7 +82,7 @@ def _remedy(path: Path, files: Sequence[Path]) -> str:
     """What to do if nothing in `path` can be read, from what it holds."""
     folders = sorted(entry.name for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
     if folders and not files:
-        return f"; it has only subfolders, which are not read: name one of them ({first_few(folders)})"
+        return f"; it has only subfolders, and no .parquet files in them: name one of them ({first_few(folders)})"
     return ""
 
 
@@ -80,7 +91,7 @@ def left_out(path: Path, files: Sequence[Path]) -> str:
 
     Entries that look like text and are not read are named, because their users expect them to be.
     """
-    used = {file.name for file in files} | {MANIFEST}
+    used = {MANIFEST} if path.is_file() else {MANIFEST} | {file.relative_to(path).parts[0] for file in files}
     others = [] if path.is_file() else [e for e in path.iterdir() if e.name not in used and not e.name.startswith(".")]
     kinds: dict[str, list[str]] = {}
     for entry in sorted(others):
@@ -207,7 +218,8 @@ def _csv(file: Path, column: str) -> Iterator[str | None]:
     # Every field is text: also the words NA, null and None, which other readers take for missing values.
     csv.field_size_limit(MAX_JSON_BYTES)
     with _open(file) as data, io.TextIOWrapper(data, encoding="utf-8-sig", newline="") as opened:
-        rows = csv.reader(_limited_lines(file, opened), strict=True)
+        lines = _LimitedLines(file, opened)
+        rows = csv.reader(lines, strict=True)
         try:
             names = next(rows, [])
             if column not in names:
@@ -215,6 +227,7 @@ def _csv(file: Path, column: str) -> Iterator[str | None]:
                 raise ValueError(f"{file}: has the columns {has} in its first line, expected {column!r}")
             at = names.index(column)
             for row in rows:
+                lines.chars = 0
                 if row and len(row) != len(names):
                     wrong = f"has {len(row)} fields, expected {len(names)} as in the first line"
                     raise ValueError(f"{file}, line {rows.line_num}: {wrong}")
@@ -227,12 +240,21 @@ def _csv(file: Path, column: str) -> Iterator[str | None]:
             raise ValueError(f"{file}, line {rows.line_num}: {error}") from None
 
 
-def _limited_lines(file: Path, opened: io.TextIOBase) -> Iterator[str]:
-    for line in iter(lambda: opened.readline(MAX_JSON_BYTES), ""):
-        if len(line) == MAX_JSON_BYTES or "\0" in line:
-            wrong = "holds NUL characters" if "\0" in line else f"has a line of {MAX_JSON_BYTES:,} characters or more"
-            raise ValueError(f"{file}: {wrong}, expected text")
-        yield line
+class _LimitedLines:
+    """The lines of a .csv file. Raises ValueError for rows that are too long, which a few compressed bytes can hold."""
+
+    def __init__(self, file: Path, opened: io.TextIOBase) -> None:
+        self.file, self.opened = file, opened
+        self.chars = 0  # of the lines since the last row, which may have many: set to 0 after each row
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self.opened.readline(MAX_JSON_BYTES):
+            self.chars += len(line)
+            if self.chars >= MAX_JSON_BYTES or "\0" in line:
+                long = f"has a row of {MAX_JSON_BYTES:,} characters or more"
+                wrong = "holds NUL characters" if "\0" in line else long
+                raise ValueError(f"{self.file}: {wrong}, expected text")
+            yield line
 
 
 def _encoding_hint(file: Path) -> str:

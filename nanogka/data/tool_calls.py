@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nanogka.common.formatting import shorten
+from nanogka.data.chat_forms import marks_of
 
 FUNCTION, ARGUMENT = "calculator", "expression"  # the only function and its only argument
 CALCULATOR = {  # the function as clients declare it in `tools`
@@ -60,6 +61,8 @@ def join_tool_calls(messages: Sequence[object]) -> tuple[list[tuple[int, object]
                 begins = not awaits
                 if begins:
                     joined.append((number, message | {"content": [], "tool_calls": None}))
+                else:
+                    joined[-1][1].update(marks_of(message))  # the reply is learned if all its messages are
                 parts, awaits = _texts(message.get("content")), ""
                 if calls:
                     parts, awaits = [*parts, {"type": "python", "text": _expression(calls)}], "result"

@@ -127,7 +127,8 @@ def test_a_fault_of_a_conversation_is_named_and_classed(value, kind, text):
 
 
 @pytest.mark.parametrize(
-    "key,off,on", [("weight", 0, 1), ("weight", 0.0, None), ("train", False, True), ("training", False, None)]
+    "key,off,on",
+    [("weight", 0, 1), ("weight", 0.0, None), ("train", False, True), ("training", False, None), ("loss", False, True)],
 )
 def test_a_reply_that_is_not_to_be_learned_is_context(tokenizer, key, off, on):
     talk = messages(("user", "a"), ("assistant", "Fine"), ("user", "b"), ("assistant", "Thank you."))
@@ -147,11 +148,13 @@ def test_a_reply_that_is_not_to_be_learned_is_context(tokenizer, key, off, on):
         Conversation.from_json(talk)
 
 
-def test_a_reply_with_a_call_is_not_learned_either_if_its_weight_is_0(tokenizer):
+@pytest.mark.parametrize("weights", [(0, None), (None, 0), (0, 1), (1, 0), (0, 0)])
+def test_a_reply_with_a_call_is_learned_only_if_no_message_of_it_has_the_weight_0(tokenizer, weights):
     call = {"function": {"name": "calculator", "arguments": '{"expression": "1+1"}'}}
     talk = [
-        {"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call], "weight": 0},
-        {"role": "tool", "content": "2"}, {"role": "assistant", "content": "It is 2."},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "weight": weights[0]},
+        {"role": "tool", "content": "2"}, {"role": "assistant", "content": "It is 2.", "weight": weights[1]},
         {"role": "user", "content": "b"}, {"role": "assistant", "content": "Fine"},
     ]  # fmt: skip
     ids, mask = ChatFormat(tokenizer).render(Conversation.from_json(talk))
@@ -159,7 +162,17 @@ def test_a_reply_with_a_call_is_not_learned_either_if_its_weight_is_0(tokenizer)
 
 
 @pytest.mark.parametrize(
-    "key,value", [("reasoning_content", "hm"), ("prefix", True), ("images", ["a"]), ("weight", 0.5), ("weight", "0")]
+    "key,value",
+    [
+        ("reasoning_content", "hm"),
+        ("prefix", True),
+        ("images", ["a"]),
+        ("video", "a.mp4"),
+        ("loss_scale", 0.5),
+        ("weight", 0.5),
+        ("weight", "0"),
+        ("loss", "no"),
+    ],
 )
 def test_a_key_that_would_change_what_is_learned_is_refused(key, value):
     talk = messages(("user", "a"), ("assistant", "b"))
@@ -167,7 +180,12 @@ def test_a_key_that_would_change_what_is_learned_is_refused(key, value):
     with pytest.raises(ConversationError, match=f"message 2: {key}: got") as error:
         Conversation.from_json(talk)
     assert error.value.kind == "a key that is not obeyed"
-    if key != "weight":
+    call = {"function": {"name": "calculator", "arguments": '{"expression": "1+1"}'}}
+    first = {"role": "assistant", "content": None, "tool_calls": [call]}
+    later = [talk["messages"][0], first, {"role": "tool", "content": "2"}, talk["messages"][1]]
+    with pytest.raises(ConversationError, match=f"message 2: {key}: got"):  # the first message of the reply
+        Conversation.from_json(later)
+    if key not in ("weight", "loss"):
         assert len(Conversation.from_json(talk, complete=False).messages) == 2  # a client sends earlier replies back
         talk["messages"][1][key] = None
         assert Conversation.from_json(talk) == Conversation.of("a", "b")
@@ -185,8 +203,14 @@ def test_the_forms_of_other_programs_are_read():
     turns = messages(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))["messages"]
     found = Conversation.from_json({"prompt": turns[:3], "completion": turns[3:]})
     assert [message.learned for message in found.messages] == [True, False, True, True]
+    system = messages(("system", "S"), ("user", "a"), ("assistant", "b"))
+    assert Conversation.from_json(messages(("user", "a"), ("assistant", "b")) | {"system": "S"}).to_json() == system
     for value, said in (
         ({"prompt": "a", "completion": "b", "label": False}, "good or bad"),
+        (GOOD | {"label": False}, "good or bad"),
+        (GOOD | {"images": ["a.png"]}, "images: got"),
+        (GOOD | {"system": "T"}, "message 2: got system after system"),
+        (messages(("user", "a"), ("assistant", "b\0")), "message 2: content: holds NUL"),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, "chosen and a rejected"),
         ({"text": "a"}, "expected messages, conversations"),
         ({"conversations": "a"}, "expected a list"),

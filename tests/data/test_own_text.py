@@ -238,6 +238,22 @@ def test_a_file_with_two_names_is_read_once_and_other_entries_are_named(tmp_path
     assert note + "1 pipes or devices (f.txt)" in corpus.describe()
 
 
+def test_the_shards_in_the_subfolders_of_a_folder_without_files_are_a_corpus(tmp_path):
+    parts = [
+        ("data/2013", "a.parquet", ["one"]),
+        ("data/2014", "a.parquet", ["two"]),
+        ("data/2014", "b.parquet", ["3"]),
+    ]
+    for folder, name, texts in [*parts, (".cache", "c.parquet", ["hidden"])]:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        pq.write_table(pyarrow.table({"text": texts}), tmp_path / folder / name)
+    (tmp_path / "docs").mkdir()
+    for path, left_out in ((tmp_path, "; left out: 1 folders"), (tmp_path / "data", "")):
+        corpus = open_corpus(path)
+        assert [list(corpus.documents(split)) for split in ("train", "val")] == [["one", "two"], ["3"]]
+        assert corpus.describe().endswith(f"(b.parquet){left_out}")
+
+
 def test_a_folder_of_folders_says_that_they_are_not_read(tmp_path):
     for name in ("CC-MAIN-2013-20", "CC-MAIN-2014-10"):
         (tmp_path / name).mkdir()
@@ -250,6 +266,24 @@ def test_a_line_without_end_is_refused_before_it_fills_memory(tmp_path, monkeypa
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "ok"}\n{"text": "' + b"a" * 5000 + b'"}\n'))
     with pytest.raises(ValueError, match="a.jsonl.gz, line 2: has more than 1,000 bytes"):
         open_corpus(tmp_path / "a.jsonl.gz")
+
+
+def test_a_row_of_many_lines_is_refused_before_it_fills_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_text, "MAX_JSON_BYTES", 1000)
+    rows = b"text\n" + b'"a\nb"\n' * 500  # many short rows are no fault
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(rows))
+    assert list(own_text.documents([tmp_path / "a.csv.gz"])) == ["a\nb"] * 500
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(rows + b'"a\n",' * 500))
+    with pytest.raises(ValueError, match="a.csv.gz: has a row of 1,000 characters or more"):
+        list(own_text.documents([tmp_path / "a.csv.gz"]))
+
+
+def test_a_document_with_nul_characters_counts_as_none(tmp_path):
+    texts = ["one", "a\0b", "two"]
+    write_jsonl(tmp_path / "a.jsonl", texts)
+    pq.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.parquet"):
+        assert list(own_text.documents([tmp_path / name])) == ["one", None, "two"]
 
 
 def test_gzip_with_zeros_behind_its_end_is_read(tmp_path):

@@ -3,9 +3,9 @@
 import math
 import secrets
 
-from nanogka.data.conversation import ChatFormat, Conversation
+from nanogka.data.conversation import ChatFormat
 from nanogka.generate.prompt import least_tokens
-from nanogka.serve.protocol import ApiError, Served
+from nanogka.serve.protocol import ApiError, Served, read_conversation
 
 MAX_PAGES = 4  # a page has a few MB
 MAX_WEIGHT_BYTES = 2**29  # of the T×T attention matrices of all heads, while a page is built
@@ -32,7 +32,7 @@ class AttentionPages:
             raise ApiError(400, f"model: {self.served.name} has no attention pages on this server")
         try:
             messages = document.get("messages") if isinstance(document, dict) else None
-            conversation = Conversation.from_json(messages, complete=False)
+            conversation = read_conversation(messages)
             tokenizer, most = self.served.engine.tokenizer, 2 * self.served.engine.context
             if (least := least_tokens(tokenizer, conversation)) > most:
                 limit = f"at most {most:,}: the context is {most // 2:,} tokens"

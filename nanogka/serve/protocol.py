@@ -80,12 +80,13 @@ class Served:
         return self.model.engine
 
 
-def _conversation(messages: object) -> Conversation:
+def read_conversation(messages: object) -> Conversation:
     """Read a conversation to reply to.
 
     OpenAI's `developer` is the system, and content may come in parts of type text. Several system messages, wherever
     they are, become one at the start. After a reply that was stopped or failed, clients send a reply without text,
-    which is dropped, or two messages of one side, which are joined.
+    which is dropped, or two messages of one side, which are joined. A reply before the first question, such as the
+    greeting of a client, is dropped: no model was trained on one.
     """
     if not (isinstance(messages, list) and all(isinstance(message, dict) for message in messages)):
         return Conversation.from_json(messages, complete=False)
@@ -98,7 +99,7 @@ def _conversation(messages: object) -> Conversation:
             systems += [] if empty else [content]
             continue
         before = merged[-1] if merged else {"role": None}
-        if role == "assistant" and empty and not calls and before["role"] != TOOL:
+        if role == "assistant" and not calls and (empty or not merged) and before["role"] != TOOL:
             continue
         joins = role == before["role"] and role in ("user", "assistant") and not (calls or before["tool_calls"])
         if joins and isinstance(content, str) and isinstance(before["content"][0], str):
@@ -254,7 +255,7 @@ class ChatRequest(ApiRequest):
     """The fields of /v1/chat/completions."""
 
     chat = True
-    messages: Annotated[Any, BeforeValidator(_conversation)]
+    messages: Annotated[Any, BeforeValidator(read_conversation)]
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
@@ -336,6 +337,8 @@ def _without_defaults(document: dict, served: Served, chat: bool) -> dict:
     given = {ours: document[name] for name, ours in OTHER_NAMES.items() if name in document}
     given |= {name: value for name, value in document.items() if name not in OTHER_NAMES}
     given = {name: value for name, value in given.items() if value is not None}
+    # JSON has one kind of number: clients in some languages write 100 as 100.0.
+    given |= {name: int(v) for name, v in given.items() if isinstance(v, float) and v.is_integer()}
     for name, value in list(given.items()):
         empty = value in ("", [], {}) or (isinstance(value, dict) and not any(value.values()))
         if name in UNSUPPORTED and (empty or value == UNSUPPORTED[name]) and not (name == "echo" and not chat):

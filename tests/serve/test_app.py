@@ -287,6 +287,9 @@ def test_fields_that_change_nothing_here_are_ignored(chat_server):
         {"stream_options": {"include_usage": False}, "stream": False},
         {"stop": [""], "stream_options": {}, "logit_bias": [], "best_of": 1, "functions": {}, "modalities": []},
         {"stop": "", "logit_bias": {"5": 0}, "mirostat": 0, "typical_p": 1, "dry_multiplier": 0.0, "repeat_penalty": 1},
+        {"max_tokens": 5.0, "n": 1.0, "top_k": -1.0, "seed": 3.0},  # some languages have one kind of number
+        {"store": False, "metadata": {"a": "b"}, "service_tier": "auto", "parallel_tool_calls": True},
+        {"response_format": {"type": "text"}, "tools": [], "tool_choice": "none"},
         {"temperature": 0.0, "max_completion_tokens": 5, "max_tokens": -1, "logprobs": 0, "seed": -1},
     ):
         status, answer = chat_server.ask("POST", CHAT, body | more)

@@ -47,6 +47,13 @@ def test_the_page_has_the_conversation_as_the_model_read_it(run):
         _, page = server.ask("GET", f"/{answer['page']}")
         data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
         assert data["models"][0]["tokens"] == token_labels(run.tokenizer, ids)
+        several = [
+            {"role": "developer", "content": "S"},
+            MESSAGES[0],
+            {"role": "assistant", "content": ""},
+            MESSAGES[0],
+        ]
+        assert server.ask("POST", "/v1/attention", {"messages": several}, **key)[0] == 200  # as for a reply
         for wrong in ({"messages": []}, {"messages": "x"}, [], {"messages": [{"role": "robot", "content": "a"}]}):
             assert server.ask("POST", "/v1/attention", wrong, **key)[0] == 400
         for _ in range(4):  # only the last few are kept

@@ -112,6 +112,13 @@ def test_the_user_around_a_system_message_speaks_once():
     assert prompt(*talk) == prompt(("system", "S\n\nT"), ("user", "a\n\nb"), ("assistant", "c"), ("user", "d"))
 
 
+def test_a_greeting_before_the_first_question_is_dropped():
+    for system in ([], [("system", "S")]):
+        assert prompt(*system, ("assistant", "Welcome!"), ("user", "Hi")) == prompt(*system, ("user", "Hi"))
+    with pytest.raises(ApiError, match="messages: got an empty list"):
+        prompt(("assistant", "Welcome!"))
+
+
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
 def test_a_part_that_is_no_text_is_refused_by_what_it_is(kind):
     for role in ("user", "system"):

@@ -67,7 +67,7 @@ def body(settings: Settings, errors: Errors) -> None:
         runs.append(errors.capture(lambda: Run.open(other).load(device)) if other else None)
     text = given_text(settings, errors)
     errors.raise_if_any()
-    text = validation_passage(runs[0], settings.passage) if text is None else text
+    text, private = (text, False) if text is not None else validation_passage(runs[0], settings.passage)
     folder = runs[0].folder / FOLDER if settings.output is None else expand_path(settings.output)
     key = key_of(runs, text, settings.tokens, settings.token)
     if not settings.overwrite and is_made_from(folder / PAGE, key):
@@ -80,7 +80,7 @@ def body(settings: Settings, errors: Errors) -> None:
     for trace in traced:
         if trace.is_cut:
             print(f"{trace.run.tag}: read the first {len(trace.captured.ids):,} tokens; the text is longer")
-    print(one_line(f"page: {visualize(traced, folder, token, key)}"))
+    print(one_line(f"page: {visualize(traced, folder, token, key, private and settings.output is None)}"))
 
 
 main = command("visualize", Settings, body, __doc__)

@@ -1,6 +1,6 @@
 """Take README's pictures of a model's page in Chromium: a chat and the heads, in light and dark.
 
-    python tests/screenshots.py RUN [FOLDER]     writes page.png and page-dark.png to FOLDER (default: docs/images)
+    python tests/screenshots.py RUN [FOLDER]     writes page.png and page-dark.png to FOLDER (default: docs)
 
 RUN is the tag or folder of a finished chat run. The model answers its own first questions without sampling.
 """
@@ -64,7 +64,7 @@ def main() -> None:
     """Build the page of the run, photograph it twice."""
     if CHROMIUM is None:
         sys.exit("screenshots: Chromium is missing")
-    run, folder = load_run(sys.argv[1]), Path(sys.argv[2] if len(sys.argv) > 2 else "docs/images")
+    run, folder = load_run(sys.argv[1]), Path(sys.argv[2] if len(sys.argv) > 2 else "docs")
     if len(run.examples) < QUESTIONS:
         sys.exit(f"screenshots: got {run.tag} with {len(run.examples)} questions, expected {QUESTIONS}")
     with tempfile.TemporaryDirectory() as scratch:

@@ -25,7 +25,7 @@ MAX_YAML_BYTES = 2**15  # the parser is written in Python: 250 KB take it second
 MAX_JSON_BYTES = 2**26
 MAX_DATA_BYTES = 2**30
 BLOCK = 2**20  # bytes to read at once
-NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 MAX_FOLDERS = 256  # in a path
 LEFTOVER_SECONDS = 86_400  # a temporary file as old as this belongs to no running process
 
@@ -190,7 +190,7 @@ def acquire(lock: FileLock, timeout: float = -1) -> BaseFileLock:
     try:
         lock.acquire(timeout)
     except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOSYS, *NOT_SUPPORTED):
+        if error.errno not in (errno.ENOLCK, *NOT_SUPPORTED):
             raise
         why = f"{error.strerror}; the file system of this folder cannot lock files: mount it with locks (flock), or set"
         raise OSError(error.errno, f"{why} NANOGKA_BASE_DIR to a folder on another one", str(folder)) from error

@@ -17,9 +17,11 @@ def ask_driver(*words: str) -> str:
     if not shutil.which("nvidia-smi"):
         return ""
     try:
-        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=TIMEOUT)
+        done = subprocess.run(["nvidia-smi", *words], capture_output=True, errors="replace", timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
         fault = f"no answer in {TIMEOUT:g} s"
+    except OSError as error:  # a file of another processor, or cut
+        fault = error.strerror
     else:
         if done.returncode == 0:
             return done.stdout

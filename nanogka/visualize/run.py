@@ -46,13 +46,17 @@ def _with_reply(run: LoadedRun, text: str) -> list[int]:
     return [*prompt.ids, *(output.token for output in outputs)]
 
 
-def validation_passage(run: LoadedRun, number: int) -> str:
-    """Validation document `number`, counted from 0, of the corpus that a run (or its base model) was trained on."""
+def validation_passage(run: LoadedRun, number: int) -> tuple[str, bool]:
+    """Validation document `number`, counted from 0, of the corpus that a run (or its base model) was trained on.
+
+    The second value is True if other users cannot read that corpus, such as the copy of the user's own text.
+    """
     settings = run.config["run"]["base"] if run.kind == "chat" else run.config["settings"]
-    text = next(itertools.islice(open_corpus(settings["data"]).documents("val"), number, None), None)
+    corpus = open_corpus(settings["data"])
+    text = next(itertools.islice(corpus.documents("val"), number, None), None)
     if text is None:
         raise ValueError(f"passage: got {number}, expected the number of a validation document, from 0")
-    return text
+    return text, not corpus.folder.stat().st_mode & 0o077
 
 
 def key_of(runs: Sequence[LoadedRun], text: str, *settings: int | None) -> str:
@@ -64,11 +68,17 @@ def key_of(runs: Sequence[LoadedRun], text: str, *settings: int | None) -> str:
     return digest([text, settings, shown], ("nanogka.plots", "nanogka.visualize", "nanogka.web"))
 
 
-def visualize(traced: Sequence[TracedRun], folder: Path, token: int | None = None, made_from: str = "") -> Path:
+def visualize(
+    traced: Sequence[TracedRun], folder: Path, token: int | None = None, made_from: str = "", private: bool = False
+) -> Path:
     """Draw the figures of the first trace, write the page of all traces into `folder` and return the page's path.
 
-    The page opens at position `token`, or by default where a head looks back most clearly.
+    Page and figures show the text. If it is `private`, other users cannot open the folder. The page opens at position
+    `token`, or by default where a head looks back most clearly.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    if private:
+        folder.chmod(0o700)
     for name, figure in _figures(traced[0]):
         save(figure, folder / f"{name}.png")
     return write_page(traced, folder / PAGE, token, made_from)

@@ -14,7 +14,9 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-HEAD_CHARS = 4096  # of a page: its mark is among them
+from nanogka.common.files import open_regular
+
+HEAD_BYTES = 4096  # of a page: its mark is among them
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
@@ -47,9 +49,9 @@ def mark_of(made_from: str) -> str:
 
 
 def is_made_from(page: Path, made_from: str) -> bool:
-    """Whether `page` exists and holds this mark."""
-    with suppress(OSError), page.open(encoding="utf-8", errors="replace") as file:
-        return mark_of(made_from) in file.read(HEAD_CHARS)
+    """Whether `page` exists and holds this mark. Never waits, for example for a pipe in another person's run."""
+    with suppress(OSError, ValueError), open_regular(page) as file:
+        return mark_of(made_from).encode() in file.read(HEAD_BYTES)
     return False
 
 

@@ -9,6 +9,7 @@ import yaml
 from generate_models import byte_tokenizer, save_run, small_model
 from run_fakes import write_corpus
 
+from nanogka.data.sharding import write_shards
 from nanogka.plots import style
 from nanogka.runs import load_run
 from nanogka.visualize import run as visualize_run
@@ -40,6 +41,18 @@ def drawn(monkeypatch) -> list[str]:
     names = []
     monkeypatch.setattr(visualize_run, "save", lambda figure, path: names.append(path.stem))
     return names
+
+
+@pytest.mark.parametrize("mode, shared", [(0o700, False), (0o755, True), (None, False)])
+def test_a_page_of_private_text_is_private(make_run, drawn, tmp_path, mode, shared):
+    folder = make_run() / "visualization"
+    if mode is not None:  # shards are read where they are; of text files, a private copy is made
+        write_shards(tmp_path / "corpus", [["words of training"], ["words of validation"]])
+        (tmp_path / "corpus").chmod(mode)
+    assert visualize.main(["--tokens", "4"]) == 0
+    assert bool(folder.stat().st_mode & 0o077) == shared
+    assert visualize.main(["--tokens", "4", "--output", str(tmp_path / "out")]) == 0  # a folder that the user chose
+    assert (tmp_path / "out").stat().st_mode & 0o077
 
 
 NAMES = ["bandwidth", "attention_layer_00", "attention_layer_01"]

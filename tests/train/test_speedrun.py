@@ -173,6 +173,17 @@ def test_a_driver_that_hangs_is_an_error(tmp_path, monkeypatch):
         gpus.count_gpus()
 
 
+@pytest.mark.parametrize(
+    "content, said",
+    [(b"\x7fELF of another processor", "Exec format error"), (b"#!/bin/sh\nprintf '\\377'; exit 1", "\ufffd")],
+)
+def test_a_driver_that_cannot_run_or_writes_no_text_is_an_error(tmp_path, monkeypatch, content, said):
+    monkeypatch.setenv("PATH", fake(tmp_path / "commands", "nvidia-smi", ""))
+    (tmp_path / "commands" / "nvidia-smi").write_bytes(content)
+    with pytest.raises(ValueError, match=f"GPUS: got '{said}' from nvidia-smi.*GPUS=0"):
+        gpus.ask_driver("-L")
+
+
 def test_set_up_stops_at_a_broken_driver_before_it_installs_anything(tmp_path):
     (tmp_path / "scripts").mkdir()
     for name in ("scripts/setup.sh", "pyproject.toml", "constraints.txt"):

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import os
 import re
 
 from nanogka.web.page import document, fill, is_made_from
@@ -20,4 +21,7 @@ def test_the_policy_lets_a_pages_own_script_run_and_nothing_else(tmp_path):
     path = tmp_path / "page.html"
     path.write_text(page, encoding="utf-8")
     assert (is_made_from(path, "x"), is_made_from(path, "y")) == (True, False)
+    os.mkfifo(tmp_path / "pipe")
+    for other in ("pipe", "none", "."):
+        assert not is_made_from(tmp_path / other, "x")
     assert fill("{{a}} {{b}}", a="{{b}}", b="2") == "{{b}} 2"

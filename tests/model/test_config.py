@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from nanogka.model import GPTConfig, attention_name, mixer_pattern
+from nanogka.model import MIXERS, GPTConfig, attention_name, mixer_pattern
 
 
 @pytest.mark.parametrize("depth,width,heads", [(1, 128, 1), (3, 256, 2), (20, 1280, 10)])
@@ -26,7 +26,15 @@ def test_mixers_follow_their_pattern():
     names = [mixer.name for mixer in GPTConfig.from_depth(5, "GGD").mixers()]
     assert names == ["gaussian", "gaussian", "dot_product", "gaussian", "gaussian"]
     assert [mixer_pattern(name) for name in ("gaussian", "dot_product", "GD")] == ["G", "D", "GD"]
+    every = "".join(mixer.letter for mixer in MIXERS.values())
+    assert mixer_pattern(every) == every
     assert [attention_name(pattern) for pattern in ("G", "DD", "GD")] == ["gaussian", "dot_product", "GD"]
+
+
+def test_a_head_has_an_even_width():
+    with pytest.raises(ValueError, match="n_embd: got 66, expected an even multiple of n_head = 2"):
+        GPTConfig(n_embd=66, n_head=2)
+    assert GPTConfig(n_embd=68, n_head=2).head_dim == 34
 
 
 def test_every_bad_setting_is_named_at_once():

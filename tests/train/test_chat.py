@@ -72,6 +72,19 @@ def test_epochs_decide_the_number_of_steps(chat_base, talk, monkeypatch):
         assert plan.num_iterations == round(epochs * mixture.tokens / 64) > 5
 
 
+def test_a_conversation_has_one_token_more_than_its_row(chat_base, talk, monkeypatch):
+    """The last token is only a target."""
+    planned = []
+    monkeypatch.setattr(chat_sft, "train_run", lambda plan, recipe: planned.append(recipe.mixture.sources[0]) or 0)
+    words = f"--data {talk} --lr-scale 1 --device cpu --num-iterations 1".split()
+    assert chat_sft.main([*words, "--total-batch-size", "64"]) == 0
+    (source,) = planned
+    longest = int(max(source.train.lengths.max(), source.val.lengths.max()))
+    for row in (longest - 1, longest - 2):
+        assert chat_sft.main([*words, "--sequence-len", str(row), "--total-batch-size", str(row)]) == 0
+    assert [bool(source.rejected) for source in planned] == [False, False, True]
+
+
 def test_it_begins_with_the_weights_of_its_base_and_records_the_text_that_the_first_one_learned(chat_base, talk):
     short = ["--data", talk, "--num-iterations", 1, "--lr-scale", 0]
     assert fine_tune(*short) == 0

@@ -212,6 +212,15 @@ def test_two_tasks_are_asked_equally_often_and_the_error_is_the_mean_of_both(cha
     assert last["val_error"] == pytest.approx(1 - last["pass@1 addition"] / 2)
 
 
+def test_micro_batches_learn_what_one_batch_learns(chat_base):
+    for rows in (16, 4):
+        assert learn("--num-iterations", 2, "--device-batch-size", rows, "--run", f"by{rows}") == 0
+    whole, parts = (trace(chat_base / "runs" / f"by{rows}", "train") for rows in (16, 4))
+    assert [line["tokens"] for line in parts] == [line["tokens"] for line in whole]
+    for name in ("loss", "grad_norm", "reward"):
+        assert [line[name] for line in parts] == pytest.approx([line[name] for line in whole], abs=1e-4), name
+
+
 def test_replies_come_from_the_distribution_that_learns():
     tokenizer = byte_tokenizer()
     engine = Engine(scripted_model({tokenizer.special_tokens["<|assistant_start|>"]: b"a"}), tokenizer)

@@ -3,13 +3,16 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from nanogka.bench.gpu_costs import Counted, plan_on_gpus
 from nanogka.bench.published import TOLERANCE, comparison, published_runs
 from nanogka.common.runtime import GPUS, Hardware, find_gpu
 from nanogka.model import GPTConfig
+from nanogka.train import costs
 from nanogka.train.estimate import attention_flops, checkpoint_bytes, estimate_time, held_bytes, step_time
 from scripts import plan_gpu
 
@@ -107,6 +110,13 @@ def test_without_a_roofline_the_time_is_that_of_the_assumed_share():
     assert time.seconds == pytest.approx(6.7088e18 / (0.4 * 8 * 989e12), rel=1e-4)
     assert time.mfu == pytest.approx(0.4)
     assert time.price(3.0, 8) == pytest.approx(24 * time.seconds / 3600)
+
+
+def test_the_peak_of_other_hardware_is_that_of_the_fastest_product(monkeypatch):
+    """1,024³ multiplications and as many additions, by a clock on which the fastest of six products takes 0.25 s."""
+    ticks = iter([0, 9, 10, 10.5, 20, 20.25, 30, 31, 40, 42, 50, 51])
+    monkeypatch.setattr(costs, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    assert costs.measure_matmul(torch.device("cpu"), torch.float32) == 2 * 1024**3 / 0.25
 
 
 # ---- the documents' tables ----

@@ -10,11 +10,13 @@ for a call that failed: then the model continues without a result, as it does wh
 """
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from nanogka.common.formatting import shorten
 from nanogka.data.chat_forms import marks_of
+from nanogka.tokenizer import SPECIAL_TOKENS
 
 FUNCTION, ARGUMENT = "calculator", "expression"  # the only function and its only argument
 CALCULATOR = {  # the function as clients declare it in `tools`
@@ -31,6 +33,7 @@ CALCULATOR = {  # the function as clients declare it in `tools`
 }
 CALL_START, CALL_END = "<|python_start|>", "<|python_end|>"  # around the expression in a generated text
 ASSISTANT, TOOL = "assistant", "tool"
+_MARKS = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
 
 
 def join_tool_calls(messages: Sequence[object]) -> tuple[list[tuple[int, object]], bool]:
@@ -78,10 +81,10 @@ def read_reply(generated: str) -> tuple[str, str | None]:
     """Return the text of a generated reply, read with its special tokens, and the expression of its first call.
 
     The expression is None without a call. What follows the call is dropped, because the model wrote it without the
-    result. A call may lack its last token, at which generation stops.
+    result. A call may lack its last token, at which generation stops. Any other special token ends the reply.
     """
     text, mark, call = generated.partition(CALL_START)
-    return text, call.partition(CALL_END)[0] if mark else None
+    return _MARKS.split(text)[0], _MARKS.split(call)[0] if mark else None
 
 
 def tool_call(identity: str, expression: str) -> dict:

@@ -72,19 +72,22 @@ TOOLS = """\
 continues its reply:
 
 ```python
+from nanogka.export import read_reply
 from nanogka.generate.calculator import calculate  # or your own function from an expression to a text
 
 messages = [{"role": "user", "content": "What is 2 + 4 + 3?"}]
 while True:
-    messages = generate(messages, max_new_tokens=50)[0]["generated_text"]
-    calls = messages[-1].get("tool_calls")
-    if not calls:
+    messages = generate(messages, max_new_tokens=50, skip_special_tokens=False)[0]["generated_text"]
+    messages[-1]["content"], expression = read_reply(messages[-1]["content"])
+    if expression is None:
         break
-    expression = calls[0]["function"]["arguments"]["expression"]
+    function = {"name": "calculator", "arguments": {"expression": expression}}
+    messages[-1]["tool_calls"] = [{"type": "function", "function": function}]
     messages.append({"role": "tool", "content": calculate(expression) or ""})
 ```
 
-`generate` is the pipeline below, with transformers 5.23 or newer.
+`generate` is the pipeline below. Without `skip_special_tokens=False` it returns the expression as text. Without
+nanogka, split the reply at `<|python_start|>`, which begins a call.
 
 """
 SERVE_TOOLS = " --enable-auto-tool-choice --tool-call-parser nanogka"

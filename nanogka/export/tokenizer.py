@@ -1,9 +1,10 @@
 """The exported tokenizer: `tokenizer.json`, its configuration, the chat template, and how to read a reply.
 
 Every text starts with the document token, as in training. In a conversation the template writes it.
-Text in a conversation never becomes a special token. The template inserts U+FFFF into every `<|` of a message, so that
-no special token matches, and the normalizer of the tokenizer removes it. So a text that already has U+FFFF between `<`
-and `|` loses it. Unicode reserves this code point for such internal use.
+Text in a conversation never becomes a special token. The template inserts U+FFFF into every name of one in a message,
+so that it does not match, and the normalizer of the tokenizer removes it. So a text that already has U+FFFF between `<`
+and `|` loses it. Unicode reserves this code point for such internal use. Other text stays as it is, because
+transformers looks for it in the rendered conversation when a reply is to be continued.
 
 The calculator is a tool in the form that other programs know: a message of the assistant with `tool_calls`, then one
 with the role `tool`. Both belong to one reply, which the next message of the assistant continues.
@@ -19,9 +20,9 @@ from nanogka.tokenizer import BOS, SPECIAL_TOKENS, Tokenizer
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 START, END, PAD = "<|assistant_start|>", "<|assistant_end|>", "<|output_end|>"
-MARK, HIDDEN_MARK = "<|", "<\uffff|"  # U+FFFF: a code point that is no character
 
-_HIDE = f"replace('{MARK}', '{HIDDEN_MARK}')"
+# U+FFFF: a code point that is no character.
+_HIDE = " | ".join(f"replace('{name}', '{name.replace('<', '<' + chr(0xFFFF))}')" for name in SPECIAL_TOKENS)
 _CALL = f"a single call of {FUNCTION} with an object as arguments that holds the text {ARGUMENT}"
 _LINES = (
     "{{- bos_token }}",
@@ -82,18 +83,6 @@ def reply_ends(special: Iterable[str] = SPECIAL_TOKENS) -> list[str]:
     return [END, *(name for name in special if name not in (END, CALL_START))]
 
 
-def response_template() -> dict:
-    """Return the rule by which transformers (from 5.23) reads `content` and `tool_calls` from generated text."""
-    function = {"name": FUNCTION, "arguments": {ARGUMENT: "{content}"}}
-    exact = {"close": reply_ends(), "content_args": {"strip": False}}
-    call = {"open": CALL_START, "repeats": True, "transform": {"type": "function", "function": function}}
-    return {
-        "start_anchor": [START, CALL_END, "<|output_end|>"],  # what comes before the generated text
-        "defaults": {"role": "assistant", "content": ""},
-        "fields": {"content": exact, "tool_calls": call | exact},
-    }
-
-
 def exported_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     """The tokenizer as an object of the `tokenizers` library; its `to_str()` is the file."""
     hf = tokenizer.to_hf()
@@ -108,7 +97,8 @@ def tokenizer_config(sequence_len: int, end: str) -> dict:
     """The content of `tokenizer_config.json`; `end` is the token that ends generated text, a chat model's `END`.
 
     Padding is a token that no text holds. Fine-tuning does not score padding, so a model padded with its end token
-    would never learn to end.
+    would never learn to end. There is no `response_template`: with one, transformers returns special tokens as text
+    wherever it does not read a new message, as for `return_full_text=False`.
     """
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -120,4 +110,4 @@ def tokenizer_config(sequence_len: int, end: str) -> dict:
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
         "chat_template": CHAT_TEMPLATE,
-    } | ({"response_template": response_template()} if end == END else {})
+    }

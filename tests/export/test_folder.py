@@ -93,8 +93,6 @@ def test_the_configuration_tells_other_programs_windows_ends_and_the_dtype_of_th
     ends = json.loads((out / "generation_config.json").read_text())["eos_token_id"]
     expected = [i for name, i in special.items() if name != "<|python_start|>"]
     assert sorted(ends) == sorted(expected if kind == "chat" else [special["<|bos|>"]])
-    parsed = json.loads((out / "tokenizer_config.json").read_text()).get("response_template")
-    assert (parsed is not None) == (kind == "chat")
     assert ends[0] == config["eos_token_id"] == special["<|assistant_end|>" if kind == "chat" else "<|bos|>"]
 
 
@@ -160,16 +158,23 @@ def test_transformers_generates_our_reply_from_a_folder(transformers, tmp_path, 
     assert found["generated_token_ids"] == [*prompt, *expected]
 
 
-def test_the_loop_of_the_card_answers_what_needs_the_calculator(transformers, tmp_path):
+def test_pipelines_return_no_special_tokens_and_the_loop_of_the_card_calculates(transformers, tmp_path):
     """README's question, with a model that calls."""
     out = export_run(make_calling_run(tmp_path / "run"), tmp_path / "out")
     model = transformers.AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
-    if not hasattr(tokenizer, "response_template"):
-        pytest.skip("transformers 4 does not parse replies")
     generate = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer, do_sample=False)
-    (found,) = generate([{"role": "user", "content": "How do you spell kif?"}], max_new_tokens=20)
-    assert found["generated_text"][-1] == {"role": "assistant", "content": "k i f"}
+    question = [{"role": "user", "content": "How do you spell kif?"}]
+    reply, begun = {"role": "assistant", "content": "k i f"}, {"role": "assistant", "content": "k i"}
+    rendered = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+    for given, options, expected in (
+        (question, {}, [*question, reply]),
+        ([*question, begun], {}, [*question, reply]),  # a reply that is continued
+        (question, {"return_full_text": False}, "k i f"),
+        (rendered, {"return_full_text": False, "add_special_tokens": False}, "k i f"),  # a text, which ends, too
+        (rendered, {"add_special_tokens": False}, rendered + "k i f"),
+    ):
+        assert generate(given, max_new_tokens=20, **options) == [{"generated_text": expected}]
     code = (out / "README.md").read_text().split("```python")[1].split("```")[0]
     exec(code, variables := {"generate": generate})
     user, call, result, answer = variables["messages"]

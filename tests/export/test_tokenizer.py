@@ -101,24 +101,23 @@ def test_calls_that_the_model_does_not_know_are_refused(theirs, messages, tools,
     [
         ("It is <|python_start|>2 + 4<|python_end|>", "It is ", "2 + 4"),
         ("<|python_start|> 2 <|python_end|><|output_end|><|output_end|>", "", " 2 "),  # a padded row
-        (" 9 <|assistant_end|>", " 9 ", None),
+        ("<|python_start|>2 +<|output_start|>", "", "2 +"),
+        (" 9 < <| <|assistant_end|><|output_end|>", " 9 < <| ", None),
         ("cut sh", "cut sh", None),
     ],
 )
-def test_a_reply_is_read_as_a_message_with_its_call(theirs, generated, content, expression):
-    """By transformers, after a prompt whose reply already holds a call, and by our own function."""
-    ended = generated.replace("<|assistant_end|>", "")
-    assert read_reply(ended) == (content, expression)
-    assert read_reply(ended.partition("<|python_end|>")[0]) == (content, expression)  # without its last token
-    if not hasattr(theirs, "response_template"):
-        pytest.skip("transformers 4 does not parse replies")
-    prompt = "<|bos|><|user_start|>a<|user_end|><|assistant_start|><|python_start|>1<|python_end|>"
-    for prefix in (prompt, f"{prompt}<|output_start|>1<|output_end|>", prompt.partition("<|python_start|>")[0]):
-        found = theirs.parse_response(generated, prefix=prefix)
-        message = {"role": "assistant", "content": content}
-        if expression is not None:
-            message["tool_calls"] = calling(expression)["tool_calls"]
-        assert found == message
+def test_a_generated_reply_is_split_into_its_text_and_its_call(generated, content, expression):
+    assert read_reply(generated) == (content, expression)
+    assert read_reply(generated.partition("<|python_end|>")[0]) == (content, expression)  # without its last token
+
+
+@pytest.mark.parametrize("text", ["a <| b", "<<||>\n\n<", "<|bos", "\uffff |>"])
+def test_a_reply_that_holds_half_a_mark_is_continued(ours, theirs, text):
+    """transformers looks for the given text in the rendered conversation."""
+    messages = [{"role": "user", "content": "The <|bos|>"}, {"role": "assistant", "content": text}]
+    ids = theirs.apply_chat_template(messages, continue_final_message=True, return_dict=True)["input_ids"]
+    conversation = Conversation.of("The <|bos|>", text)
+    assert ids == ChatFormat(ours).render(conversation)[0][:-1]
 
 
 @pytest.mark.parametrize("roles", [["assistant"], ["user", "user"], ["user", "system"], ["user", "tool"], ["system"]])

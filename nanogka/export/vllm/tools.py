@@ -7,7 +7,6 @@ from uuid import uuid4
 from vllm.tool_parsers import ToolParser
 
 from nanogka.data.tool_calls import ARGUMENT, CALL_END, CALL_START, FUNCTION, read_reply
-from nanogka.export.tokenizer import reply_ends
 
 try:
     from vllm.entrypoints.generate.base import protocol
@@ -70,7 +69,6 @@ class CalculatorToolParser(ToolParser):
 
 def _read(text: str) -> tuple[str, str | None]:
     """The words of the model, and the arguments of its call as JSON, None without a complete one."""
-    text = next((text.removesuffix(end) for end in reply_ends() if end != CALL_END and text.endswith(end)), text)
     said, expression = read_reply(text)
     complete = CALL_END in text.partition(CALL_START)[2]
     return said, json.dumps({ARGUMENT: expression}, ensure_ascii=False) if complete else None

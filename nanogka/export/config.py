@@ -6,6 +6,8 @@ from nanogka.model import GPT, MIXERS, GPTConfig
 from nanogka.model.layers import Mixer
 
 HEAD = "lm_head."
+# PEFT finds modules by the ends of their names, so no name may be the end of another (`embedding`, `smear_gate`).
+EXPORTED_NAMES = {"value_embedding.table": "value_embeddings.table", "value_embedding.gate": "value_embeddings.gates"}
 
 
 def network_config(model: GPT) -> dict:
@@ -43,4 +45,11 @@ def layer_options(mixer: Mixer) -> dict:
 
 def network_weights(model: GPT) -> dict[str, Tensor]:
     """The parameters by their exported names: all except the head's get the prefix `model.`"""
-    return {name if name.startswith(HEAD) else f"model.{name}": value for name, value in model.state_dict().items()}
+    return {exported_name(name): value for name, value in model.state_dict().items()}
+
+
+def exported_name(name: str) -> str:
+    """The name in an exported folder of the parameter `name` of a `GPT`."""
+    for ours, theirs in EXPORTED_NAMES.items():
+        name = name.replace(ours, theirs)
+    return name if name.startswith(HEAD) else f"model.{name}"

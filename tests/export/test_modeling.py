@@ -2,10 +2,11 @@
 
 import pytest
 import remote
+import safetensors.torch as safetensors
 import torch
 from generate_models import random_prompt, small_model
 
-from nanogka.export.config import layer_options, network_config, network_weights
+from nanogka.export.config import exported_name, layer_options, network_config, network_weights
 from nanogka.model import MIXERS
 from nanogka.model.mixers.gaussian import GaussianMixer
 
@@ -198,7 +199,7 @@ def test_gradients_and_loss_are_ours(case, checkpointing):
     found.backward()
     gradients = dict(theirs.named_parameters())
     for name, parameter in ours.named_parameters():
-        found = gradients[name if name.startswith("lm_head") else f"model.{name}"].grad
+        found = gradients[exported_name(name)].grad
         torch.testing.assert_close(found, parameter.grad, rtol=1e-3, atol=1e-4)
 
 
@@ -329,6 +330,47 @@ def test_accumulated_gradients_are_those_of_one_batch(kind):
         gradients.append({name: parameter.grad.clone() for name, parameter in theirs.named_parameters()})
     for name, expected in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], expected, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_name_of_a_module_is_the_end_of_another_one(case):
+    """PEFT finds modules by the ends of their names: `embedding` would also find a `value_embedding`."""
+    paths = [name for name, _ in pair(case)[1].named_modules() if name]
+    names = {path.rpartition(".")[2] for path in paths} - set("0123456789")
+    found = {(name, path) for name in names for path in paths if path.endswith(name)}
+    assert [(name, path) for name, path in sorted(found) if path.rpartition(".")[2] != name] == []
+
+
+@pytest.mark.parametrize("case", ["successor", "july"])
+def test_an_export_with_the_old_names_is_loaded(case, tmp_path):
+    _, theirs = pair(case)
+    theirs.save_pretrained(tmp_path)
+    weights = safetensors.load_file(tmp_path / "model.safetensors")
+    renamed = [
+        name.replace("embeddings.gates", "embedding.gate").replace("embeddings.table", "embedding.table")
+        for name in weights
+    ]
+    old = dict(zip(renamed, weights.values()))
+    assert sum(name not in weights for name in old) == sum("value_embeddings" in name for name in weights) > 0
+    safetensors.save_file(old, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = remote.NanogkaForCausalLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(loaded(rows(2)).logits, theirs(rows(2)).logits, **EXACT)
+    loaded.save_pretrained(tmp_path / "again")
+    again = remote.NanogkaForCausalLM.from_pretrained(tmp_path / "again").eval()
+    torch.testing.assert_close(again(rows(2)).logits, theirs(rows(2)).logits, **EXACT)
+
+
+@pytest.mark.parametrize(
+    "options", [{"trainable_token_indices": {"embedding": [5, 6]}}, {"modules_to_save": ["embedding"]}]
+)
+def test_peft_trains_the_embedding_that_its_options_name(options):
+    peft = pytest.importorskip("peft")
+    _, theirs = pair("successor")
+    tuned = peft.get_peft_model(theirs, peft.LoraConfig(r=2, target_modules=["c_fc"], task_type="CAUSAL_LM", **options))
+    tuned(input_ids=rows(1), labels=rows(1)).loss.backward()
+    trained = [name for name, p in tuned.named_parameters() if p.requires_grad and "lora" not in name]
+    assert len(trained) == 1
+    assert trained[0].startswith("base_model.model.model.embedding.")
 
 
 def test_packed_rows_are_refused_where_a_state_runs_through_them():

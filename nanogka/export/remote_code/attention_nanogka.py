@@ -12,6 +12,10 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 EPS = torch.finfo(torch.float32).eps
+OLD_NAMES = {  # of weights in exports from before 27 November 2026: ends of them were names of other modules
+    "value_embedding.table": "value_embeddings.table",
+    "value_embedding.gate": "value_embeddings.gates",
+}
 MASKED_BACKENDS = ("eager", "sdpa")  # attention functions that get a mask; others (vLLM's) find causality themselves
 
 
@@ -214,7 +218,7 @@ class ValueEmbedding(nn.Module):
         super().__init__()
         self.table = nn.Embedding(config.vocab_size, config.hidden_size)
         self.features, self.most = config.value_gate  # kept here: vLLM's matrices do not know their size
-        self.gate = nn.Linear(self.features, config.num_attention_heads, bias=False)
+        self.gates = nn.Linear(self.features, config.num_attention_heads, bias=False)
 
     def resize(self, count):
         """Give the table `count` tokens. A new token starts with the mean of the others."""
@@ -225,7 +229,7 @@ class ValueEmbedding(nn.Module):
 
     def forward(self, ids, x):
         """(B, H, S, D) for the values of tokens (B, S) with activations x (B, H, S, D)."""
-        gate = self.most * torch.sigmoid(self.gate(x.transpose(1, 2).flatten(2)[..., : self.features]))
+        gate = self.most * torch.sigmoid(self.gates(x.transpose(1, 2).flatten(2)[..., : self.features]))
         return (gate[..., None] * self.table(ids).to(x.dtype).unflatten(-1, (x.shape[1], -1))).transpose(1, 2)
 
 

@@ -37,7 +37,7 @@ class Mixer(nn.Module):
         self.config, self.layer_idx, self.option = config, layer_idx, config.mixers[layer_idx]
         self.n_head, self.window, C = config.num_attention_heads, self.option["window"], config.hidden_size
         self.c_proj = nn.Linear(C, C, bias=False)
-        self.value_embedding = ValueEmbedding(config) if self.option.get("value_embeddings") else None
+        self.value_embeddings = ValueEmbedding(config) if self.option.get("value_embeddings") else None
         affine = self.option.get("qk_affine")
         self.affine_q, self.affine_k = (ChannelAffine(self.n_head, config.head_dim) if affine else None for _ in "qk")
 
@@ -82,7 +82,7 @@ class GaussianMixer(Mixer):
         # The cache stores x_h alone, which is also the value. Keys are computed from it again at each step: half the
         # memory for some more work.
         heads = past = self.heads(x)
-        ids = heads[..., :0] if self.value_embedding is None else context.ids[:, None, :, None].int()
+        ids = heads[..., :0] if self.value_embeddings is None else context.ids[:, None, :, None].int()
         if cache is not None:
             past, ids = cache.update(heads, ids)
         positions = context.positions[:, -past.shape[-2] :]
@@ -93,7 +93,7 @@ class GaussianMixer(Mixer):
         q = self.divided(q)
         if self.successor:
             k = successor_keys(k, k, positions)
-        v = past if self.value_embedding is None else past + self.value_embedding(ids[:, 0, :, 0], past)
+        v = past if self.value_embeddings is None else past + self.value_embeddings(ids[:, 0, :, 0], past)
         return q, k, v
 
 
@@ -132,8 +132,8 @@ class SoftmaxMixer(Mixer):
         if self.successor:
             k = successor_keys(k, k if cache is None else cache.with_history("before", k, 1), context.new)
         v = self.projected(x, self.c_v, self.conv_v, "value", context, cache)
-        if self.value_embedding is not None:
-            v = v + self.value_embedding(context.ids, self.heads(x))
+        if self.value_embeddings is not None:
+            v = v + self.value_embeddings(context.ids, self.heads(x))
         return q, *(cache.update(k, v) if cache is not None else (k, v))
 
 

@@ -15,7 +15,7 @@ from transformers.modeling_layers import GenericForSequenceClassification, Gradi
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple, logging
 
-from .attention_nanogka import Context, ValueEmbedding, as_layer_cache, norm, shift, vector
+from .attention_nanogka import OLD_NAMES, Context, ValueEmbedding, as_layer_cache, norm, shift, vector
 from .configuration_nanogka import NanogkaConfig
 from .mixers_nanogka import MIXERS, check_attention
 
@@ -66,6 +66,11 @@ class NanogkaPreTrainedModel(PreTrainedModel):
         self._keep_in_fp32_modules_strict = {name.split(".")[-1] for name in others}
         super().post_init()
 
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        """Load a folder, also one with `OLD_NAMES`."""
+        return super().from_pretrained(*args, **{"key_mapping": OLD_NAMES} | kwargs)
+
     def resize_token_embeddings(self, *args, **kwargs):
         """Change the number of tokens of the embedding, the head and the value embeddings."""
         embedding = super().resize_token_embeddings(*args, **kwargs)
@@ -101,7 +106,7 @@ class NanogkaModel(NanogkaPreTrainedModel):
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
                 use_cache=None, output_hidden_states=None, output_attentions=None, cache=None, **kwargs):  # fmt: skip
         past_key_values = cache if past_key_values is None else past_key_values
-        needs_ids = any(mixer.value_embedding is not None for mixer in self.mixers)
+        needs_ids = any(mixer.value_embeddings is not None for mixer in self.mixers)
         if (input_ids is None) == (inputs_embeds is None) or (needs_ids and input_ids is None):
             raise ValueError(f"inputs: expected input_ids{'' if needs_ids else ' or inputs_embeds'}")
         check_attention(self.config, self.mixers)

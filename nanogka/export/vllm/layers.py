@@ -116,13 +116,13 @@ class ValueEmbedding(nn.Module):
         super().__init__()
         self.features, self.most = config.value_gate
         self.table = nn.Embedding(config.vocab_size, n_head * head_dim)
-        self.gate = nn.Linear(self.features, n_head, bias=False)
+        self.gates = nn.Linear(self.features, n_head, bias=False)
         sharded(self.table.weight, 1)
-        sharded(self.gate.weight, 0)
+        sharded(self.gates.weight, 0)
 
     def forward(self, ids: Tensor, x: Tensor) -> Tensor:
         """(N, H, D) for the values of tokens (N,) with activations x (N, C)."""
-        gate = self.most * torch.sigmoid(self.gate(x[:, : self.features]))
+        gate = self.most * torch.sigmoid(self.gates(x[:, : self.features]))
         return gate[..., None] * self.table(ids).unflatten(1, (gate.shape[1], -1))
 
 
@@ -138,7 +138,7 @@ class Mixer(nn.Module):
         self.n_head = n_head = config.num_attention_heads // get_tensor_model_parallel_world_size()
         self.first = get_tensor_model_parallel_rank() * n_head * D  # channel of the first head of this rank
         self.c_proj = RowParallelLinear(C, C, bias=False, prefix=f"{prefix}.c_proj")
-        self.value_embedding = ValueEmbedding(config, n_head, D) if self.option.get("value_embeddings") else None
+        self.value_embeddings = ValueEmbedding(config, n_head, D) if self.option.get("value_embeddings") else None
         affine = self.option.get("qk_affine")
         self.affine_q, self.affine_k = (ChannelAffine(n_head, D) if affine else None for _ in "qk")
         successor = self.option.get("successor_keys")
@@ -171,8 +171,8 @@ class Mixer(nn.Module):
         q, k, v = self.operands(x, tokens)
         if self.fetch is not None:  # a successor key is the key of the position before; position 0 keeps its own
             k = self.fetch(k, tokens.positions)[:, :, 0]
-        if self.value_embedding is not None:
-            v = v + self.value_embedding(tokens.ids, x)
+        if self.value_embeddings is not None:
+            v = v + self.value_embeddings(tokens.ids, x)
         return self.c_proj(self.attn(q.flatten(1), k.flatten(1), v.flatten(1)))[0]
 
 

@@ -16,7 +16,7 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
-from nanogka.export.remote_code.attention_nanogka import norm, vector
+from nanogka.export.remote_code.attention_nanogka import OLD_NAMES, norm, vector
 from nanogka.export.vllm.layers import MIXERS, Fetch, Tokens
 
 
@@ -141,6 +141,8 @@ class NanogkaForCausalLM(nn.Module):
         """Load an exported `model.safetensors`. Returns the loaded names: vLLM checks that no parameter is missing."""
         parameters, loaded = dict(self.named_parameters()), set()
         for name, weight in weights:
+            for old, new in OLD_NAMES.items():
+                name = name.replace(old, new)
             if name not in parameters:
                 changes = "fewer layers through hf_overrides, or a runner other than generate"
                 raise ValueError(f"model.safetensors: {name} has no place in this model ({changes})")

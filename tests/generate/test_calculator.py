@@ -99,6 +99,7 @@ def test_commas_in_numbers_and_blanks_around_the_expression_are_ignored():
             "1 + ' '.join('a')",
             "' '.join",
             "' '.join('a').count('a')",
+            f"'{'a' * 90}'.join('{'b' * 90}')",
         ),
         *("\0", "1\n2", "((((" * 45, "9" * 201),
     ],

@@ -123,6 +123,7 @@ def test_the_calculator_gives_what_python_does(tmp_path, browser, show):
         "' '.join('a') + 1",
         "' '.join",
     ]
+    given += [f"'{'a' * n}'.join('bcdef')" for n in (98, 99, 100)]
     given += ["1/32", "-1/32", "2/3", "3/1000000", "-7/3", "84213/9", "1e15*2.0", "0.00004", "0.00005"]
     given += ["0.0//-5", "5.0%-5", "-0.0", "99999999999999999999*3", "2 3", " 4 "]
     for _ in range(400):

@@ -83,10 +83,10 @@ SKILLS = {
     skill.name: skill
     for skill in (
         Skill("names", "greetings with a name", small_talk.introductions, 4),
-        Skill("spelling", "the letters of a word or name of 3 to 10 letters", text_skills.spelling, 10),
+        Skill("spelling", "the letters of a word or name of 3 to 10 letters", text_skills.spelling, 11),
         Skill("counting", "the count of a letter in a word, with the calculator", text_skills.counting, 4),
         Skill("arithmetic", "differences, products, quotients and short expressions", sums.arithmetic, 8),
-        Skill("copying", "a text of 1 to 4 words, or letters, or numbers, repeated", text_skills.copying, 12),
+        Skill("copying", "a text of 1 to 4 words, or letters, or numbers, repeated", text_skills.copying, 14),
         Skill("units", "conversions of time, length, weight and money, with the calculator", units.units, 8),
         Skill("addition", "the sum of 2 to 5 numbers, with the calculator", sums.addition, 6),
         Skill("dates", "leap years, with the calculator; trained: weekdays and months", dates.dates, 3),

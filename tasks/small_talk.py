@@ -15,6 +15,7 @@ KNOWN = (
     "{hello}, my name is {name}.",
     "{hello}, {name} here.",
     "{hello}, this is {name}.",
+    "{hello}, this is {name} speaking.",
     "i am {name}.",
     "i'm {name}.",
     "my name is {name}.",

@@ -27,6 +27,7 @@ SPELL = Wordings(
         "what letters are in {text}?",
         "can you spell {text}?",
         "can you spell {text} for me?",
+        "spell {text} please.",
         "my word is {text}, spell it.",
         "which letters does {text} have?",
         "spelling of {text}?",
@@ -89,6 +90,8 @@ REPEAT = Wordings(
         "echo {text}",
         "can you say {text}?",
         "repeat the words {text}",
+        "repeat the word {text}",
+        "repeat {text} please.",
     ),
     new=("please say {text}", "repeat this: {text}", "print {text}", "can you repeat {text}?", "now say {text}"),
 )
@@ -126,7 +129,7 @@ def copying(rng: random.Random) -> Item:
     elif kind < 0.35:
         text = any_name(rng)
     else:
-        words = [_cased(any_word(rng), rng) for _ in range(rng.choice((1, 1, 1, 2, 2, 2, 3, 3, 4)))]
+        words = [_cased(any_word(rng), rng) for _ in range(rng.choice((1, 1, 2, 2, 2, 3, 3, 3, 4)))]
         text = " ".join(words)
     return Item(text.lower(), REPEAT, f" {text}", {"text": text})
 
@@ -146,6 +149,6 @@ def _cased(word: str, rng: random.Random) -> str:
 
 
 def _number(rng: random.Random) -> str:
-    """A number of up to 7 digits. In one case of four all its digits are equal, so that such copies end."""
+    """A number of up to 7 digits. In one case of eight all its digits are equal, so that such copies end."""
     length = rng.randint(1, 7)
-    return rng.choice("123456789") * length if rng.random() < 0.25 else str(rng.randrange(10**length))
+    return rng.choice("123456789") * length if rng.random() < 0.125 else str(rng.randrange(10**length))

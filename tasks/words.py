@@ -124,15 +124,15 @@ def crossed_word(rng: random.Random) -> str:
 
 
 def any_word(rng: random.Random) -> str:
-    """A word of the lists, or in one case of four one that does not exist."""
+    """A word of the lists, or in one case of five one that does not exist."""
     kind = rng.random()
     if kind < 0.06:
         return made_up_word(rng, rng.randint(3, 7))
-    if kind < 0.12:
+    if kind < 0.09:
         return repeating_word(rng)
-    if kind < 0.25:
+    if kind < 0.2:
         return crossed_word(rng)
-    return rng.choice(everyday_words() if kind < 0.65 else real_words())
+    return rng.choice(everyday_words() if kind < 0.55 else real_words())
 
 
 def any_name(rng: random.Random) -> str:

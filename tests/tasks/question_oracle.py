@@ -20,7 +20,7 @@ SPELLED = re.compile(
     r"^(?:(?:can you |please |i want you to )?spell(?: the word| the name| out|:)? |how (?:do|would) (?:you|i) spell "
     r"|how does one spell |how is |what are the letters of |what letters are in |which letters does "
     r"|(?:what is the )?spelling of |my word is |give me the letters of |letter by letter: )"
-    r"(?P<word>\S+?)(?: for me| letter by letter| spelled| have|, spell it)?[ ?.!]*$",
+    r"(?P<word>\S+?)(?: for me| please| letter by letter| spelled| have|, spell it)?[ ?.!]*$",
     re.I,
 )
 COUNTED = re.compile(
@@ -31,14 +31,14 @@ COUNTED = re.compile(
 )
 CONTAINED = re.compile(r"^how often does (?P<word>\S+) contain (?P<letter>\S+?)[ ?.!]*$", re.I)
 REPEATED = re.compile(
-    r"^(?:repeat(?: after me:| this:| the words|:)?|say:?|write|type|copy(?: this:)?|echo|print"
-    r"|can you (?:say|repeat)) (?P<text>.+?)[ ?.!]*$",
+    r"^(?:repeat(?: after me:| this:| the words?|:)?|say:?|write|type|copy(?: this:)?|echo|print"
+    r"|can you (?:say|repeat)) (?P<text>.+?)(?: please)?[ ?.!]*$",
     re.I,
 )
 GREETING = r"(?:(?:hello|hi|hey|good morning|good evening)(?: there)?[,!]? )*"
 NAMED = re.compile(
     rf"^{GREETING}(?:i am called|you can call me|people call me|the name is|my name is|my name's|call me|this is|it is"
-    r"|it's|i am|i'm|im) (?P<name>\w+)(?:[.,] (?:who are you|nice to meet you|and you))?[ ?.!]*$"
+    r"|it's|i am|i'm|im) (?P<name>\w+)(?: speaking)?(?:[.,] (?:who are you|nice to meet you|and you))?[ ?.!]*$"
     rf"|^{GREETING}(?P<before>\w+) here[ ?.!]*$",
     re.I,
 )

@@ -2,6 +2,7 @@
 
     python tests/check_chat.py --run d3-successor-chat              the examples of the documents, and first messages
     python tests/check_chat.py --run d3-successor-chat --show       print every exchange
+    python tests/check_chat.py --table RUN RUN RUN                  print the scores of evaluated runs as Markdown
 
 Two kinds of questions are asked, with temperature 0:
 
@@ -26,6 +27,7 @@ from question_oracle import answer_of  # noqa: E402
 import nanogka  # noqa: E402
 from nanogka.generate.session import Session  # noqa: E402
 from nanogka.generate.settings import ChatSettings  # noqa: E402
+from nanogka.runs import Run, find_run  # noqa: E402
 from tasks.promise import PROMISE, REFUSAL  # noqa: E402
 from tasks.small_talk import TALK  # noqa: E402
 
@@ -84,12 +86,32 @@ def documented() -> dict[str, str]:
     return found
 
 
+def table(names: list[str]) -> str:
+    """A row for each task: the lowest and the highest score of the runs, in percent, and the constant answer's."""
+    found: dict[str, list[float]] = {}
+    chances = {}
+    for task in (task for name in names for task in Run.open(find_run(name)).evaluation["tasks"]):
+        found.setdefault(task["name"], []).append(100 * task["accuracy"])
+        chances[task["name"]] = 100 * task["chance"]
+    spans = {
+        name: f"{min(scores):.1f}" + f" to {max(scores):.1f}" * (len(scores) > 1) for name, scores in found.items()
+    }
+    rows = (f"| {name} | {span} | {chances[name]:.1f} |" for name, span in spans.items())
+    return "\n".join(["| skill | right, % | constant answer, % |", "|---|---:|---:|", *rows])
+
+
 def main() -> int:
     """Ask everything; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", help="folder or tag of the run (default: the latest one)")
     parser.add_argument("--show", action="store_true", help="print every exchange")
+    parser.add_argument(
+        "--table", nargs="+", default=[], metavar="RUN", help="print the scores of these evaluated runs"
+    )
     options = parser.parse_args()
+    if options.table:
+        print(table(options.table))
+        return 0
     model, bad = nanogka.load(options.run, device="cpu"), 0
 
     for question, place in {**documented(), **dict.fromkeys(model.run.examples, "the run's examples")}.items():

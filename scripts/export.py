@@ -25,7 +25,7 @@ class Settings(WhichRun):
     overwrite: bool = flag(False, "replace an earlier export in --out; deletes every other file in the folder, too")
     push_to_hub: str = flag("", "owner/name of a Hugging Face repository to upload to; created if missing")
     private: bool = flag(False, "make a newly created repository private")
-    own_questions: bool = flag(False, "show a question of your own conversations in README.md, for all to read")
+    own_questions: bool = flag(False, "show a question of your own conversations in README.md; every reader sees it")
 
 
 def body(settings: Settings, errors: Errors) -> None:

@@ -29,8 +29,8 @@ class Settings:
         "rounding of the matrices; auto: float16 for pages up to 2 MB, else int8",
         choices=("auto", "int8", "float16", "float32"),
     )
-    text: str | None = flag(None, "text that the page opens with (default: sentences that repeat themselves)")
-    own_questions: bool = flag(False, "offer questions of your own conversations, which all readers of the page see")
+    text: str | None = flag(None, "text that the page opens with (default: repeated sentences)")
+    own_questions: bool = flag(False, "offer questions of your own conversations; every reader of the page sees them")
 
 
 def body(settings: Settings, errors: Errors) -> None:

@@ -22,7 +22,7 @@ class Settings:
 
     run: str | None = flag(None, "tag or folder of a run (default: the latest base run)")
     compare: str | None = flag(None, "tags or folders of runs to compare with, separated by commas")
-    overwrite: bool = flag(False, "write the report again although nothing that it shows has changed")
+    overwrite: bool = flag(False, "rewrite the report even if nothing has changed")
 
 
 def body(settings: Settings, errors: Errors) -> None:

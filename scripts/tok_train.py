@@ -37,7 +37,7 @@ class TokenizerSettings:
     max_chars: int = flag(2_000_000_000, "maximum number of characters to train on", ge=1)
     doc_cap: int = flag(10_000, "maximum number of characters per document; the rest is ignored", ge=1)
     name: str = flag("default", "name under NANOGKA_BASE_DIR/tokenizers, or the path of a folder (with a slash)")
-    keep: bool = flag(False, "train none if there is a tokenizer of this name already")
+    keep: bool = flag(False, "keep an existing tokenizer of this name")
 
 
 def train_on_corpus(corpus: Corpus, vocab_size: int, *, max_chars: int, doc_cap: int) -> Tokenizer:

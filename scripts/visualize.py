@@ -33,7 +33,7 @@ class Settings(WhichRun):
         None, "position selected when the page opens (default: where a head looks back most clearly)"
     )
     output: str | None = flag(None, "output folder (default: `visualization` in the run's folder)")
-    overwrite: bool = flag(False, "draw the page again although nothing that it shows has changed")
+    overwrite: bool = flag(False, "rebuild the page even if nothing has changed")
     device: str = flag("auto", "device: auto, cpu, cuda, cuda:N or mps")
 
 

@@ -146,13 +146,13 @@ COLUMNS = {
 class Settings(BenchSettings):
     """Settings."""
 
-    lengths: str = flag("1024,2048,4096,8192", "T in positions, separated by commas")
-    window: int | None = flag(None, "earlier positions that each one sees (default: all)", ge=0)
+    lengths: str = flag("1024,2048,4096,8192", "sequence lengths in tokens, separated by commas")
+    window: int | None = flag(None, "window: number of earlier positions that each position sees (default: all)", ge=0)
     batch: int = flag(1, "sequences", ge=1)
     heads: int = flag(4, "number of heads", ge=1)
     head_dim: int = flag(64, "features per head", ge=1)
     contestants: str = flag("softmax,gaussian", f"what to compare, separated by commas: {', '.join(CONTESTANTS)}")
-    repeats: int = flag(5, "timings; the result is their median", ge=1)
+    repeats: int = flag(5, "number of timings; the median is reported", ge=1)
 
 
 def bench(settings: Settings, errors: Errors) -> None:

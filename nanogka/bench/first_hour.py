@@ -46,7 +46,7 @@ class Settings:
     gpus: int = flag(0, "number of GPUs to use (default: all)", ge=0)
     price: float = flag(0.0, "price of the node in dollars per hour, for the verdict", ge=0)
     only: str = flag("", f"stages to run, separated by commas, of {', '.join(STAGES)} (default: all)")
-    depth: int = flag(20, "number of layers of the model that the verdict is about", ge=1)
+    depth: int = flag(20, "number of layers of the model that you want to train", ge=1)
     mixers: str = flag(
         "gaussian,dot_product,successor", "token mixers to time, separated by commas; the first one is trained"
     )

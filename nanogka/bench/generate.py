@@ -52,7 +52,7 @@ class Settings(BenchSettings):
     batch_sizes: str = flag("1,16", "numbers of sequences decoded together, separated by commas")
     successor_keys: bool = flag(False, "give `dot_product` successor keys, which `successor` has")
     tokens: int = flag(16, "tokens per sequence in one repeat", ge=1)
-    repeats: int = flag(7, "repeats; the median counts", ge=1)
+    repeats: int = flag(7, "number of repeats; the median is reported", ge=1)
 
     @property
     def timed(self) -> int:

@@ -28,7 +28,7 @@ class Settings:
     hardware: str = flag("h100", f"GPU: {', '.join(GPUS)}")
     devices: int = flag(8, "number of GPUs", ge=1)
     price: float = flag(3.0, "price per device and hour", ge=0)
-    fp8: bool = flag(False, "multiply by the matrices of the blocks in 8 bits, as --fp8 of training does")
+    fp8: bool = flag(False, "compute the blocks' matrix products in 8 bits, as training does with --fp8")
     markdown: bool = flag(False, "print a row of a Markdown table for each mixer")
     compare: bool = flag(False, "print published runs with their computed times, and plan nothing")
     json: bool = json_flag()

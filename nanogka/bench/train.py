@@ -43,7 +43,7 @@ class Settings(BenchSettings):
     batch: int = flag(4, "sequences per micro-batch", ge=1)
     micro_batches: int = flag(1, "micro-batches per step", ge=1)
     vocab_size: int = flag(4096, "size of the vocabulary", ge=1)
-    repeats: int = flag(5, "steps of each mixer; the result is their median", ge=1)
+    repeats: int = flag(5, "steps of each mixer; the median is reported", ge=1)
     compile: bool = flag(True, "compile the model, as training does")
 
 

@@ -78,7 +78,7 @@ class ChatEvalSettings(Computing):
     max_per_task: int | None = flag(
         None, f"maximum items per task (default: {SKILL_ITEMS} of each skill, all of the others)", ge=1
     )
-    cache: bool = flag(True, "do nothing if --output has the finished results of the same model and questions")
+    cache: bool = flag(True, "exit if --output already has finished results for this model and these questions")
     eval_bundle: str = flag("auto", f"{BUNDLE_HELP}; hub (the Hugging Face hub); hub:FOLDER (local copies of its data)")
     output: str = flag("", f"file for the results (default: {OUTPUT} in the run's folder)")
 

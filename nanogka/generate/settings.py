@@ -15,13 +15,13 @@ class SamplingParams:
     """Sampling. In a session these are also commands. Raises ValueError naming every parameter that is out of range."""
 
     temperature: float = flag(0.8, "0: always the likeliest token; 1: the model's own probabilities", ge=0, le=100)
-    top_k: int | None = flag(None, "sample from the k likeliest tokens; 0: from all", ge=0)
+    top_k: int | None = flag(None, "sample from the k likeliest tokens; 0 samples from all", ge=0)
     top_p: float = flag(
         1.0, "sample from the smallest set of likeliest tokens with this total probability; 1: from all", gt=0, le=1
     )
     min_p: float = flag(0.0, "drop tokens below this fraction of the likeliest token's probability", ge=0, le=1)
     # A smaller penalty would make logits infinite.
-    repetition_penalty: float = flag(1.0, "above 1: fewer repetitions", ge=0.01, le=100)
+    repetition_penalty: float = flag(1.0, "repetition penalty; above 1 gives fewer repetitions", ge=0.01, le=100)
     presence_penalty: float = flag(0.0, "subtracted from the logits of tokens already in the reply", ge=-2, le=2)
     frequency_penalty: float = flag(
         0.0, "subtracted from the logits of a token for each time that the reply has it", ge=-2, le=2
@@ -46,7 +46,7 @@ class SamplingParams:
 class SessionSettings(SamplingParams):
     """Session, whose settings can be changed while it runs."""
 
-    top_k: int | None = flag(50, "sample from the k likeliest tokens; 0: from all", ge=0)
+    top_k: int | None = flag(50, "sample from the k likeliest tokens; 0 samples from all", ge=0)
     max_tokens: int | None = flag(256, "maximum tokens per reply; 0: as many as the context holds", ge=0)
 
 
@@ -57,5 +57,5 @@ class ChatSettings(SessionSettings, WhichRun, DeviceSettings):
     prompt: str | None = flag(
         None, "reply to this prompt and exit (default: read standard input, unless it is a terminal)", short="p"
     )
-    examples: bool = flag(False, "reply to the example questions that the run's fine-tuning kept, and exit")
+    examples: bool = flag(False, "answer the run's example questions and exit")
     system: str | None = flag(None, "system prompt of a chat model")

@@ -19,8 +19,10 @@ class Limits:
     max_n: int = flag(8, "maximum texts per request (n)", ge=1)
     max_tokens: int = flag(0, "maximum tokens per text; 0: as many as the context holds", ge=0)
     max_request_bytes: int = flag(2**20, "maximum bytes of a request's body; a larger one gets 413", ge=1)
-    attention: bool = flag(True, "answer /v1/attention, which holds up all replies while it builds a page")
-    truncate: bool = flag(False, "drop the oldest turns of a conversation that exceeds the context, instead of 400")
+    attention: bool = flag(True, "serve /v1/attention; building a page delays all replies")
+    truncate: bool = flag(
+        False, "drop the oldest turns of a conversation that exceeds the context, instead of replying 400"
+    )
 
 
 @dataclass(frozen=True)

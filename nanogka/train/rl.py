@@ -65,9 +65,11 @@ class RLSettings(BaseSettings):
     )
     weight_decay: float = flag(0.0, "weight decay of the matrices", ge=0, affects="losses")
     warmdown_ratio: float = flag(
-        1.0, "fraction of the steps in which the learning rates fall", ge=0, le=1, affects="losses"
+        1.0, "fraction of the steps, at the end, with falling learning rates", ge=0, le=1, affects="losses"
     )
-    final_lr_frac: float = flag(0.0, "factor to which the learning rates fall", ge=0, le=1, affects="losses")
+    final_lr_frac: float = flag(
+        0.0, "final learning rates, as a fraction of their maximum", ge=0, le=1, affects="losses"
+    )
     eval_every: int = flag(20, "steps between measurements of pass@k; 0: only at the end", ge=0, affects="output")
     eval_items: int = flag(64, "held-out questions of each task to measure", ge=1, affects="output")
     eval_samples: int = flag(8, "replies to each of them", ge=1, affects="output")

@@ -53,7 +53,7 @@ class ModelSettings:
         "tiled over the layers: S sees half (july: a quarter) of the context, L all; the last is always L",
         affects="losses",
     )
-    bandwidth_init: float | None = flag(None, "first value of every σ (default: head size ^ ¼)", affects="losses")
+    bandwidth_init: float | None = flag(None, "initial σ of every head (default: head size ^ ¼)", affects="losses")
     smear: bool | None = flag(
         None,
         "mix a learned share of the previous token's embedding into each embedding (default: the mixer's; july)",

@@ -72,9 +72,11 @@ class LearningRates:
         le=MAX_FACTOR,
         affects="losses",
     )
-    warmup_steps: int = network_flag("warmup_steps", "steps in which the learning rates rise", MAX_INTEGER)
-    warmdown_ratio: float = network_flag("warmdown_ratio", "fraction of the steps in which the learning rates fall", 1)
-    final_lr_frac: float = network_flag("final_lr_frac", "factor to which the learning rates fall", 1)
+    warmup_steps: int = network_flag("warmup_steps", "number of warm-up steps of the learning rates", MAX_INTEGER)
+    warmdown_ratio: float = network_flag(
+        "warmdown_ratio", "fraction of the steps, at the end, with falling learning rates", 1
+    )
+    final_lr_frac: float = network_flag("final_lr_frac", "final learning rates, as a fraction of their maximum", 1)
 
     def for_network(self: Rates, network: str) -> Rates:
         """The settings with the network's defaults where they are None."""

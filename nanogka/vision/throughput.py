@@ -35,7 +35,7 @@ class Settings(BenchSettings):
     batches: str = flag("1,16", "batch sizes, separated by commas")
     img_size: int | None = flag(None, "pixels along a side (default: the model's)", ge=16)
     training: bool = flag(False, "time forward and backward instead of forward")
-    repeats: int = flag(3, "timings per model; the median counts", ge=1)
+    repeats: int = flag(3, "timings per model; the median is reported", ge=1)
     dtype: str = flag("auto", "dtype of activations and products", ("auto", "float32", "bfloat16"))
 
 

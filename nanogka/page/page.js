@@ -41,6 +41,7 @@ const receive = {
     $("loading").hidden = true;
     document.querySelector("main").hidden = false;
     trained.forEach(buildLayer);
+    choose(state.layer, state.head);
     setMode(state.mode);
   },
   read(data) {

@@ -19,6 +19,7 @@ from nanogka.data.hub import Hub
 from nanogka.data.own_text import json_lines, kind_of, parse_json_line, read_each, unique_files
 
 VAL_SPLITS = ("test", "validation", "val")
+ROWS_AT_ONCE = 256  # of a parquet file: a few compressed bytes can stand for a long text in each row
 
 Entry = tuple[str, Any]  # a conversation as its source stores it, after its place: "talk.jsonl, line 12"
 
@@ -116,7 +117,7 @@ def _parquet(file: Path) -> Iterator[Entry]:
     number, columns = 0, _columns(file)
     try:
         with pq.ParquetFile(file, page_checksum_verification=True) as opened:
-            for batch in opened.iter_batches(columns=columns):
+            for batch in opened.iter_batches(ROWS_AT_ONCE, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
                     # A column that other rows have is null here.

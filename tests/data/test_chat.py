@@ -342,6 +342,7 @@ FORMS = [
         ]
     },
     {"conversations": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "system": "s"},
+    {"system": "s", "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
     {"system": "s", "instruction": "a", "input": "", "output": "b"},
     {"system": "s", "prompt": "a", "completion": "b"},
 ]

@@ -8,6 +8,7 @@ import torch
 from operators import peak_bytes, value_and_gradients
 
 from nanogka.attention import gaussian_attention
+from nanogka.attention.gaussian import softmax_features
 
 
 def features(T, D, *, H=2, B=2, same=True, normalized=True, seed=0, dtype=torch.float64):
@@ -64,6 +65,12 @@ def test_fused_agrees_with_reference_in_float64(T, window, causal):
             actual = value_and_gradients(attention, inputs, equal_key_norms=norm, **options)
             for a, e in zip(actual, expected, strict=True):
                 assert (a - e).abs().max() <= 1e-10, (same, normalized, norm, D)
+
+
+@pytest.mark.parametrize("width, padded", [(1, 8), (6, 8), (8, 16), (64, 72), (70, 72)])
+def test_features_have_a_width_that_fused_kernels_of_gpus_accept(width, padded):
+    q, k, _, sigma = features(3, width, same=False)
+    assert [part.shape[-1] for part in softmax_features(q, k, sigma)] == [padded, padded]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

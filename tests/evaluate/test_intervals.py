@@ -123,3 +123,13 @@ def test_wilsons_ends_are_the_shares_that_a_test_just_does_not_reject(right, cou
     assert found.high == pytest.approx(1 if right == count else end(inside, 1), abs=1e-6)
     assert 0 <= found.low <= share <= found.high <= 1
     assert found.half > 0
+
+
+@pytest.mark.parametrize("freedom", range(1, 9))
+def test_students_quantiles_of_few_seeds_leave_a_fortieth_on_each_side(freedom):
+    """Against the density, integrated from 0 by trapezoids."""
+    quantile = student_quantile(freedom)
+    x = np.linspace(0, quantile, 100_001)
+    scale = math.gamma((freedom + 1) / 2) / math.gamma(freedom / 2) / math.sqrt(freedom * math.pi)
+    density = scale * (1 + x**2 / freedom) ** (-(freedom + 1) / 2)
+    assert (density[1:] + density[:-1]).sum() / 2 * x[1] == pytest.approx(0.475, abs=3e-5)

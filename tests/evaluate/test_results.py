@@ -53,3 +53,6 @@ def test_a_results_file_has_lists_of_numbers_in_one_line_and_keeps_texts(tmp_pat
     text = (tmp_path / "file.json").read_text()
     assert json.loads(text) == document
     assert '"nats": [1.5,-2e-07,3],' in text
+    with pytest.raises(ValueError, match="not JSON compliant"):  # readers of JSON know no NaN
+        write_json(tmp_path / "file.json", {"bpb": math.nan})
+    assert (tmp_path / "file.json").read_text() == text

@@ -24,7 +24,16 @@ from matplotlib.lines import Line2D
 
 from nanogka.common.formatting import markdown_table
 from nanogka.plots.style import DARK_STYLE, DASHED, GREY, STYLE, cost_axis, new_figure, on_dark, save
-from nanogka.study.summary import Summary, half_interval, plus_minus
+from nanogka.study.summary import (
+    LOSSES,
+    OVER_DOCUMENTS,
+    Summary,
+    document_differences,
+    half_interval,
+    half_interval_over_documents,
+    half_width,
+    plus_minus,
+)
 
 COMPARISONS = {
     "flops": "equal training FLOPs",
@@ -33,14 +42,14 @@ COMPARISONS = {
     "horizon": "equal tokens per parameter",
 }
 SAME = 0.01  # tokens that differ by less than this share count as equal: budgets end in whole steps
-LOSSES = ("val_bpb", "confirm_bpb")
 
 
 def find_leads(summary: Summary) -> pd.DataFrame:
     """Return one row per control, axis, size and seed with the differences of both losses, or an empty frame.
 
     Columns: control (label), color, axis, size (of the run that is not interpolated), seed, parameters and
-    tokens_per_parameter (the subject's), control_tokens_per_parameter, val_bpb and confirm_bpb (subject minus control).
+    tokens_per_parameter (the subject's), control_tokens_per_parameter, and the columns of `LOSSES` (subject minus
+    control).
     """
     grid, sound, rows = summary.grid, summary.sound, []
     for name in grid.controls if grid.subject else ():
@@ -55,6 +64,7 @@ def find_leads(summary: Summary) -> pd.DataFrame:
                 row["parameters"] = mine[grid.subject]["parameters"].iloc[0]
                 row["tokens_per_parameter"] = subject["tokens_per_parameter"]
                 row["control_tokens_per_parameter"] = control["tokens_per_parameter"]
+                row |= {sums: document_differences(subject[sums], control[sums]) for sums in LOSSES.values()}
                 rows.append(row | {loss: subject[loss] - control[loss] for loss in LOSSES})
     return pd.DataFrame(rows)
 
@@ -92,19 +102,21 @@ def _at_tokens(runs: pd.DataFrame, tokens: float) -> pd.Series | None:
         return None
     a, b = fewer.loc[fewer["tokens"].idxmax()], more.loc[more["tokens"].idxmin()]
     share = math.log(tokens / a["tokens"]) / math.log(b["tokens"] / a["tokens"])
-    values = a[list(LOSSES)] + share * (b[list(LOSSES)] - a[list(LOSSES)])
+    columns = [*LOSSES, *LOSSES.values()]
+    values = a[columns] + share * (b[columns] - a[columns])
     values["tokens_per_parameter"] = a["tokens_per_parameter"] * tokens / a["tokens"]
     return values
 
 
 def summarize(leads: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per control, axis and size: number of seeds, and mean and half 95 % interval of both losses."""
+    """Return one row per control, axis and size: number of seeds, mean and half 95 % intervals of both losses."""
     rows = []
     for (control, axis, size), part in leads.groupby(["control", "axis", "size"], sort=False):
         row = {"control": control, "color": part["color"].iloc[0], "axis": axis, "size": size, "seeds": len(part)}
         row |= {name: part[name].mean() for name in ("tokens_per_parameter", "control_tokens_per_parameter")}
-        for loss in LOSSES:
+        for loss, sums in LOSSES.items():
             row |= {loss: part[loss].mean(), f"{loss}_interval": half_interval(part[[loss]]).iloc[0]}
+            row[f"{loss}_over_documents"] = half_interval_over_documents(list(part[sums]))
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -117,15 +129,21 @@ def lead_section(summary: Summary) -> list[str]:
     if leads.empty:
         return []
     label, means = summary.grid.families[summary.grid.subject].label, summarize(leads)
+    names = {"val_bpb": summary.grid.val_name, "confirm_bpb": summary.grid.confirm_name}
+    with_documents = [loss for loss in LOSSES if means[f"{loss}_over_documents"].notna().any()]
     rows = []
     for axis, title in COMPARISONS.items():
         for _, row in means[means["axis"] == axis].iterrows():
-            values = [plus_minus(row[loss], row[f"{loss}_interval"], sign="+") for loss in LOSSES]
+            values = []
+            for loss in LOSSES:
+                values.append(plus_minus(row[loss], row[f"{loss}_interval"], sign="+"))
+                values += [half_width(row[f"{loss}_over_documents"])] if loss in with_documents else []
             ratios = [f"{row[name]:.2f}" for name in ("tokens_per_parameter", "control_tokens_per_parameter")]
             cells = [title, row["control"], row["size"], *ratios, str(row["seeds"])]
             rows.append([*cells, *values])
     headings = ["at", "compared with", "size", "tokens / parameter", "of the other", "seeds"]
-    headings += [summary.grid.val_name, summary.grid.confirm_name]
+    for loss, name in names.items():
+        headings += [name, OVER_DOCUMENTS] if loss in with_documents else [name]
     text = (
         f"Bits per byte of {label} minus those of another family, paired by seed, with the 95 % interval of the mean "
         "(t distribution). Negative numbers are in favor of "

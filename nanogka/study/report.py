@@ -7,6 +7,7 @@ from colorsys import hsv_to_rgb
 from itertools import cycle
 from pathlib import Path
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.colors import to_hex
 
@@ -20,7 +21,7 @@ try:
     import pandas as pd
 
     from nanogka.study.lead import lead_section, plot_leads
-    from nanogka.study.summary import Summary, plus_minus
+    from nanogka.study.summary import OVER_DOCUMENTS, Summary, half_width, plus_minus
 except ImportError as error:
     raise ValueError("the report of a study needs pandas: pip install -e '.[study]'") from error
 
@@ -65,6 +66,13 @@ def describe_setup(summary: Summary, others: int) -> list[str]:
     machines = Counter(f"{row.hardware}, {row.dtype}, torch {row.torch}" for row in used.itertuples())
     where = "; ".join(f"{machine} ({runs} runs)" for machine, runs in machines.most_common())
     part = f"the first {most:,} tokens of the" if most else "the whole"
+    sums_of_documents = []
+    if used["val_documents"].map(np.ndim).any():
+        sums_of_documents.append(
+            f'The column "{OVER_DOCUMENTS}" is half the width of the 95 % interval of the same mean difference over '
+            "the documents of the validation split. It says how far other text of the same kind would move the "
+            "difference. The interval over seeds says how far other seeds would."
+        )
     lines = [
         f"{len(used)} runs. The tables show the FLOPs spent in whole steps, and tokens per parameter of matrices and "
         f"lm_head. Bits per byte are of {part} validation split ({grid.val_name}), and of that of a second corpus "
@@ -72,6 +80,7 @@ def describe_setup(summary: Summary, others: int) -> list[str]:
         "paired by seed, because runs of one seed read the same text in the same order. Negative differences are "
         "better. ± is half the width of the 95 % interval of the mean over the seeds (t distribution), so it is wide "
         "for two seeds. A number without ± comes from one seed.",
+        *sums_of_documents,
         f"Machines: {where}. Tokens per second are medians over steps. Jobs that ran in parallel shared the machine.",
     ]
     for what, rows in used[used["edited"] != ""].groupby("edited"):
@@ -105,10 +114,15 @@ def size_table(summary: Summary, size: str) -> str:
             row.append(plus_minus(values.get("mean"), values.get("interval")))
             own = name == summary.grid.reference
             row.append(MISSING if own else plus_minus(values.get("gap"), values.get("gap_interval"), sign="+"))
+            if table["over_documents"].notna().any():
+                row.append(MISSING if own else half_width(values.get("over_documents")))
         speed = sound["tokens_per_second"].mean()
         row.append(MISSING if pd.isna(speed) else f"{speed:,.0f}")
         rows.append(row)
-    losses = [column for title in titles.values() for column in (title, "difference")]
+    losses = []
+    for name, table in compared.items():
+        losses += [titles[name], "difference"]
+        losses += [OVER_DOCUMENTS] if table["over_documents"].notna().any() else []
     return markdown_table([*COLUMNS, *losses, "tokens / s"], rows)
 
 

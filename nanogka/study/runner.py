@@ -36,6 +36,7 @@ from nanogka.study.plan import Plan, Results, append_row, plan_jobs, read_result
 from nanogka.train.pretraining import build_budget, load_tokenizer
 from nanogka.train.trainer import EXIT_NON_FINITE
 
+GROUPS = 100  # of documents, in a row of results
 CODE = Path(__file__).parents[2]  # working folder for `python -m scripts.base_train`
 
 
@@ -198,8 +199,8 @@ class Study:
         row |= {**self.results.protocol, "measured": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         row |= describe_run(folder)
         if code == 0:
-            row["val_bpb"] = read_json(folder / "evaluation.json")["bpb"]["val"]
-            row["confirm_bpb"] = read_json(folder / "confirm.json")["bpb"]["val"] if self.confirm else None
+            row |= describe_loss("val", read_json(folder / "evaluation.json"))
+            row |= describe_loss("confirm", read_json(folder / "confirm.json")) if self.confirm else {}
         append_row(self.path, row)
         self.results.add(row)
         if not self.grid.keep:  # dozens of runs would fill the disk; config and metrics stay
@@ -234,3 +235,19 @@ def describe_run(folder: Path) -> dict:
         "tokens_per_second": run.median("tokens_per_second"),
         **{name: facts[name] for name in ("hardware", "device", "dtype", "compiled", "torch")},
     }
+
+
+def describe_loss(name: str, evaluation: dict) -> dict:
+    """Return the parts of a row that come from an evaluation: bits per byte, and nats and bytes of groups of documents.
+
+    Documents are independent, so groups of them are too, and intervals over groups are those over documents. A hundred
+    groups keep a row short.
+    """
+    documents = evaluation["val_documents"]
+    nats, size = [0.0] * GROUPS, [0] * GROUPS
+    for number, of_one, in_bytes in zip(*(documents.get(part, ()) for part in ("number", "nats", "bytes"))):
+        nats[number % GROUPS] += of_one
+        size[number % GROUPS] += in_bytes
+    groups = [group for group in range(GROUPS) if size[group]]
+    sums = {"nats": [round(nats[group], 4) for group in groups], "bytes": [size[group] for group in groups]}
+    return {f"{name}_bpb": evaluation["bpb"]["val"], f"{name}_documents": sums if groups else None}

@@ -1,12 +1,24 @@
-"""The rows of a study at the best learning rates, with means, paired differences and intervals over seeds."""
+"""The rows of a study at the best learning rates, with means, paired differences and their intervals.
 
+An interval over seeds covers the choice of the seed, one over documents the choice of the validation text. Rows of
+earlier versions have no sums of documents, so differences with one of them have no interval over documents.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
 import pandas as pd
 
 from nanogka.common.formatting import MISSING
-from nanogka.evaluate.intervals import student_quantile
+from nanogka.evaluate.intervals import bits_per_byte_interval, student_quantile
 from nanogka.model import model_costs
 from nanogka.study.grid import Grid, Job
 from nanogka.study.plan import Results, Trials, best_trial, try_rates
+
+# Losses and, for each, the nats and bytes of the measured documents.
+LOSSES = {"val_bpb": "val_documents", "confirm_bpb": "confirm_documents"}
+OVER_DOCUMENTS = "± over documents"  # heading of a column
 
 
 class Summary:
@@ -34,7 +46,8 @@ class Summary:
         """A row of results under the names of this grid, and what a person `edited` after the measurement."""
         names = {"family": job.family, "size": job.size, "seed": job.seed}
         ratio = {"tokens_per_parameter": row["tokens"] / scaling_parameters(job, row["parameters"])}
-        return {"edited": ""} | row | names | ratio | {"label": self.grid.families[job.family].label}
+        sums = {name: _as_array(row.get(name)) for name in LOSSES.values()}
+        return {"edited": ""} | row | names | ratio | sums | {"label": self.grid.families[job.family].label}
 
     @property
     def sizes(self) -> dict[str, str]:
@@ -43,11 +56,18 @@ class Summary:
 
     def compare(self, size: str, name: str) -> pd.DataFrame:
         """Return per family mean and half 95 % interval of a loss and of its `gap` to the reference, paired by seed."""
-        table = self.sound[self.sound["size"] == size].pivot(index="seed", columns="family", values=name)
+        part = self.sound[self.sound["size"] == size]
+        table, sums = (part.pivot(index="seed", columns="family", values=column) for column in (name, LOSSES[name]))
         # The order of the text moves both losses of a seed alike. Their difference varies less than either.
         gaps = table.sub(table.get(self.grid.reference, float("nan")), axis=0)
+        over_documents = {}
+        for family in table:
+            paired = sums.loc[gaps[family].notna()]
+            differences = [document_differences(row[family], row[self.grid.reference]) for _, row in paired.iterrows()]
+            over_documents[family] = half_interval_over_documents(differences)
         columns = {"mean": table.mean(), "interval": half_interval(table)}
-        return pd.DataFrame(columns | {"gap": gaps.mean(), "gap_interval": half_interval(gaps)})
+        columns |= {"gap": gaps.mean(), "gap_interval": half_interval(gaps)}
+        return pd.DataFrame(columns | {"over_documents": pd.Series(over_documents, dtype=float)})
 
 
 def half_interval(table: pd.DataFrame) -> pd.Series:
@@ -57,6 +77,30 @@ def half_interval(table: pd.DataFrame) -> pd.Series:
     """
     quantiles = {seeds: student_quantile(seeds - 1) for seeds in table.count() if seeds > 1}
     return table.sem() * table.count().map(quantiles)
+
+
+def document_differences(one: np.ndarray | float, other: np.ndarray | float) -> np.ndarray | float:
+    """Return the nats of `one` minus those of `other` and the bytes of their documents, with the shape of both.
+
+    NaN if a row lacks them, or if the documents differ.
+    """
+    if np.ndim(one) == 0 or np.ndim(other) == 0 or not np.array_equal(one[:, 1], other[:, 1]):
+        return math.nan
+    return np.column_stack([one[:, 0] - other[:, 0], one[:, 1]])
+
+
+def half_interval_over_documents(differences: Sequence[np.ndarray | float]) -> float:
+    """Return half the width of the 95 % interval, over documents, of the mean of some `document_differences`.
+
+    Bits per byte are linear in the nats of the same documents. So is the mean difference over seeds.
+    """
+    mean = sum(differences) / len(differences) if len(differences) else math.nan
+    return bits_per_byte_interval(mean.tolist()).half if np.ndim(mean) else math.nan
+
+
+def _as_array(sums: dict | None) -> np.ndarray | float:
+    """Return nats and bytes with shape (groups of documents, 2), or NaN if the row has none."""
+    return np.column_stack([sums["nats"], sums["bytes"]]).astype(float) if sums else math.nan
 
 
 def scaling_parameters(job: Job, parameters: int) -> float:
@@ -74,3 +118,8 @@ def plus_minus(value: float | None, error: float | None, sign: str = "") -> str:
     if pd.isna(value):
         return MISSING
     return f"{value:{sign}.4f}" + ("" if pd.isna(error) else f" ± {error:.4f}")
+
+
+def half_width(error: float | None) -> str:
+    """Format `± error` with four decimals."""
+    return MISSING if pd.isna(error) else f"± {error:.4f}"

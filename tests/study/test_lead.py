@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 from study_fakes import grid_with, row
@@ -11,6 +12,7 @@ from nanogka.study.plan import Results
 
 pytest.importorskip("pandas")
 from nanogka.study.lead import find_leads, lead_section, plot_leads, summarize  # noqa: E402
+from nanogka.study.report import size_table  # noqa: E402
 from nanogka.study.summary import Summary, half_interval  # noqa: E402
 
 BUDGETS = {"a": 1e9, "b": 4e9, "c": 1.6e10}
@@ -111,6 +113,46 @@ def test_eleven_seeds_have_an_interval():
     losses = pd.DataFrame({"one": [float(i) for i in range(11)]})  # standard deviation √11, and t of 10 is 2.228
     assert half_interval(losses)["one"] == pytest.approx(2.228, abs=1e-3)
     assert half_interval(losses[:1]).isna().all()
+
+
+def test_an_interval_over_documents_is_that_of_the_mean_difference_where_every_run_has_sums(tmp_path):
+    sizes = {name: {"depth": 1, "budget": budget, "seeds": [1, 2]} for name, budget in (("b", 4e9), ("c", 1.6e10))}
+    families = {"baseline": {"flags": {"attention": "dot_product"}, "sizes": ["b"]}}
+    families["gka"] = {"flags": {"attention": "gaussian"}}
+    grid = grid_with(tmp_path / "grid.yaml", sizes=sizes, families=families, subject="gka")
+    rng = np.random.default_rng(5)
+    size = rng.integers(20, 900, 30).astype(float)
+    nats, rows = {}, []
+    for family, name in (("baseline", "b"), ("gka", "b"), ("gka", "c")):
+        for seed in (1, 2):
+            nats[family, name, seed] = size * rng.normal(1.1, 0.2, 30)
+            documents = {"nats": nats[family, name, seed].tolist(), "bytes": size.astype(int).tolist()}
+            total = nats[family, name, seed].sum() / math.log(2) / size.sum()
+            tokens = {"b": 1000, "c": 8000}[name] * (2 if family == "baseline" else 1)
+            facts = {"tokens": tokens, "val_documents": documents}
+            rows.append(row(grid.job(family, name, seed), total, **facts))
+
+    def half(differences):
+        """Half the interval of Σ differences / Σ bytes in bits, of residuals; t of 29 degrees of freedom is 2.045."""
+        residuals = differences - differences.sum() / size.sum() * size
+        return 2.0452 * residuals.std(ddof=1) * math.sqrt(30) / size.sum() / math.log(2)
+
+    gka = {name: (nats["gka", name, 1] + nats["gka", name, 2]) / 2 for name in "bc"}
+    control = (nats["baseline", "b", 1] + nats["baseline", "b", 2]) / 2
+    at_tokens = gka["b"] + (gka["c"] - gka["b"]) / 3  # 2,000 tokens are one of three doublings from 1,000 to 8,000
+    summary = Summary(grid, Results(rows))
+    means = summarize(find_leads(summary)).set_index("axis")
+    assert means["val_bpb_over_documents"].loc[["flops", "tokens"]].tolist() == pytest.approx(
+        [half(gka["b"] - control), half(at_tokens - control)], rel=1e-4
+    )
+    heading, text, table = lead_section(summary)
+    assert table.count("± over documents") == 1  # not for the second corpus, of which there are no sums
+    assert f"| ± {half(gka['b'] - control):.4f} |" in table
+    assert f"| ± {half(gka['b'] - control):.4f} |" in size_table(summary, "b")
+
+    rows[2] = {name: value for name, value in rows[2].items() if name != "val_documents"}  # of an earlier version
+    summary = Summary(grid, Results(rows))
+    assert "over documents" not in lead_section(summary)[2] + size_table(summary, "b")
 
 
 def test_the_report_and_the_figure_show_the_lead_only_where_a_subject_is_named(summary, tmp_path):

@@ -53,7 +53,9 @@ def study(grid, tmp_path, monkeypatch):
             assert words[:2] == ["scripts.base_eval", "--eval=bpb"]
             assert (flags["device"], flags["dtype"]) == ("cpu", "float32")
             val = 3.0 if open_corpus(flags["data"]).fingerprint == open_corpus(grid.confirm).fingerprint else 2.0
-            Path(flags["output"]).write_text(json.dumps({"bpb": {"train": 9.0, "val": val}}))
+            documents = {"number": [103, 7, 3], "nats": [2.25 * val, 7.0, 0.5], "bytes": [5, 11, 2]}
+            evaluation = {"bpb": {"train": 9.0, "val": val}, "val_documents": {"corpus": "a"} | documents}
+            Path(flags["output"]).write_text(json.dumps(evaluation))
             return 0
 
         monkeypatch.setattr(Study, "_call", call)
@@ -70,6 +72,9 @@ def test_each_job_is_trained_measured_and_never_repeated(study, tmp_path, capsys
     code, trained = study()
     assert (code, sorted(trained[:2]), sorted(trained)) == (0, sorted(ORDER[:2]), sorted(ORDER))
     assert [(row["val_bpb"], row["confirm_bpb"]) for row in read_results(results)] == [(2, 3)] * 4
+    for line in read_results(results):  # documents 3 and 103 are of one group
+        assert line["val_documents"] == {"nats": [5.0, 7.0], "bytes": [7, 11]}
+        assert line["confirm_documents"] == {"nats": [7.25, 7.0], "bytes": [7, 11]}
     assert study()[1] == []
     lines = results.read_text().splitlines(keepends=True)
     results.write_text("".join(lines[:3]) + lines[3][:50])  # cut by a crash

@@ -22,7 +22,7 @@ SUBJECTS = {
     "train": "nanogka.bench.train",
     "generate": "nanogka.bench.generate",
     "serve": "nanogka.bench.serve",
-    "vision": "nanogka.vision.throughput",
+    "vision": "nanogka.bench.vision",
 }
 
 

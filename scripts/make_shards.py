@@ -8,25 +8,21 @@ appears when it is complete. The training scripts do the same with a folder of t
 to choose the folder, the seed or the size of the shards.
 """
 
-import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from nanogka.common.cli import command, flag, flag_name
 from nanogka.common.errors import Errors
-from nanogka.common.files import base_dir, expand_path
+from nanogka.common.files import base_dir, build_once, expand_path
 from nanogka.common.formatting import say
 from nanogka.data import open_corpus
-from nanogka.data.corpus import document_or_none, read_manifest
+from nanogka.data.corpus import read_manifest
 from nanogka.data.hub import Hub
-from nanogka.data.own_text import EXPECTED, documents, find_files, kind_of, left_out, readable
-from nanogka.data.sharding import SHARD_CHARS, build_once, write_corpus
+from nanogka.data.own_text import EXPECTED, csv_dataset, documents, find_files, left_out, readable
+from nanogka.data.sharding import SHARD_CHARS, limited, write_corpus
 
-OTHER_SPLIT = re.compile(r"(?<![a-z])(test|testing|eval|evaluation|val|valid|validation|dev)(?![a-z])", re.IGNORECASE)
 SKIP_HINT = "; correct them, or leave them out with --bad-files skip"
-SHUFFLE_BUFFER = 10_000  # documents among which a stream is shuffled before --max-chars cuts it
 
 
 @dataclass(frozen=True)
@@ -68,53 +64,19 @@ class ShardSettings:
         errors.require(not self.folder.exists(), "--out", str(self.folder), "a folder that does not exist")
 
 
-def local_csv(settings: ShardSettings) -> Path | None:
-    """The folder or file of .csv files that --dataset names, None if `datasets` must read it."""
-    path = expand_path(settings.dataset)
-    files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
-    kinds = {kind_of(file) for file in files if file.exists() and not file.name.startswith(".")}
-    split = settings.split != "train" or any(OTHER_SPLIT.search(file.name) for file in files)
-    return path if ".csv" in kinds and kinds <= {".csv", ".md"} and not split else None
-
-
-def dataset_rows(settings: ShardSettings) -> Iterator[str | None]:
-    """The documents of a dataset. Raises ValueError if the column does not hold text, and OSError of `datasets`."""
-    loaded = Hub().load(settings.dataset, settings.subset, settings.split, settings.streaming)
-    names = loaded.column_names
-    if names is not None and settings.column not in names:
-        raise ValueError(f"--column: got {settings.column!r}, expected one of {', '.join(names)}")
-    buffer = {"buffer_size": SHUFFLE_BUFFER} if settings.streaming else {}
-    loaded = loaded.select_columns([settings.column]).shuffle(seed=settings.seed, **buffer)
-    for number, row in enumerate(loaded, 1):
-        text = row[settings.column]
-        if text is not None and not isinstance(text, str):
-            got = f"{settings.column!r}, which holds {type(text).__name__} in row {number:,}"
-            raise ValueError(f"--column: got {got}, expected a column of text")
-        yield document_or_none(text)
-
-
-def limited(texts: Iterator[str | None], max_chars: int | None) -> Iterator[str | None]:
-    """Yield texts until they have `max_chars` characters."""
-    chars = 0
-    for text in texts:
-        yield text
-        chars += len(text or "")
-        if max_chars is not None and chars >= max_chars:
-            return
-
-
 def make(settings: ShardSettings, errors: Errors) -> None:
     """Write the corpus."""
     settings.check(errors)
     errors.raise_if_any()
-    if path := expand_path(settings.data) if settings.data else local_csv(settings):
+    if path := expand_path(settings.data) if settings.data else csv_dataset(settings.dataset, settings.split):
         files = find_files(path)
         print(f"reading {len(files):,} file{'' if len(files) == 1 else 's'}{left_out(path, files)}", flush=True)
         if settings.bad_files == "skip":
             files = readable(files, settings.column, say)
         texts = documents(files, settings.column, SKIP_HINT)
     else:
-        texts = dataset_rows(settings)
+        where = settings.dataset, settings.subset, settings.split
+        texts = Hub().texts(*where, settings.column, streaming=settings.streaming, seed=settings.seed)
     options = {name: getattr(settings, name) for name in ("seed", "shard_chars")}
     options["source"] = " ".join(part for part in (settings.data or settings.dataset, settings.subset) if part)
     build_once(settings.folder, lambda folder: write_corpus(folder, limited(texts, settings.max_chars), **options))

@@ -10,15 +10,12 @@ last line is one JSON document. The exit code is 1 if encoding and decoding chan
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 
 from nanogka.common.cli import command, flag, json_flag, print_json
 from nanogka.common.errors import Errors
 from nanogka.data import open_corpus
+from nanogka.data.vocabulary import capped, measure_tokenizer
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
-from scripts.tok_train import capped
-
-BATCH = 256  # documents encoded together
 
 # Short passages of several kinds, written for this project.
 SAMPLES = {
@@ -81,17 +78,6 @@ class TokenizerEvalSettings:
     json: bool = json_flag()
 
 
-def measure(tokenizer: Tokenizer, texts: Iterable[str]) -> tuple[int, int, bool]:
-    """Bytes and tokens of all `texts` together, and whether decoding gives every text back."""
-    n_bytes, n_tokens, same, texts = 0, 0, True, iter(texts)
-    while batch := list(islice(texts, BATCH)):
-        for text, ids in zip(batch, tokenizer.encode_batch(batch)):
-            n_bytes += len(text.encode())
-            n_tokens += len(ids)
-            same = same and tokenizer.decode(ids) == text
-    return n_bytes, n_tokens, same
-
-
 def evaluate(settings: TokenizerEvalSettings, errors: Errors) -> int:
     """Measure and print every text."""
     tokenizer = errors.capture(lambda: Tokenizer.load(tokenizer_folder(settings.tokenizer)))
@@ -106,7 +92,7 @@ def evaluate(settings: TokenizerEvalSettings, errors: Errors) -> int:
     print(f"{'text':<20} {'bytes':>12} {'tokens':>12} {'bytes/token':>12}  round trip")
     ratios, survived = {}, True
     for kind, of_kind in texts.items():
-        n_bytes, n_tokens, same = measure(tokenizer, of_kind)
+        n_bytes, n_tokens, same = measure_tokenizer(tokenizer, of_kind)
         ratios[kind], survived = n_bytes / max(1, n_tokens), survived and same
         print(f"{kind:<20} {n_bytes:>12,} {n_tokens:>12,} {ratios[kind]:>12.2f}  {'ok' if same else 'CHANGED'}")
     rounded = {kind: round(ratio, 4) for kind, ratio in ratios.items()}

@@ -6,17 +6,16 @@
 Writes tokenizer.json, which the `tokenizers` library can also read, and meta.json.
 """
 
-import platform
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from nanogka.common.cli import command, flag
 from nanogka.common.errors import Errors
 from nanogka.data import open_corpus
 from nanogka.data.corpus import Corpus
-from nanogka.tokenizer import ALIGNMENT, DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE, Tokenizer, tokenizer_folder
+from nanogka.data.vocabulary import train_on_corpus
+from nanogka.tokenizer import ALIGNMENT, DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE, tokenizer_folder
 
 
 @dataclass(frozen=True)
@@ -38,31 +37,6 @@ class TokenizerSettings:
     doc_cap: int = flag(10_000, "maximum number of characters per document; the rest is ignored", ge=1)
     name: str = flag("default", "name under NANOGKA_BASE_DIR/tokenizers, or the path of a folder (with a slash)")
     keep: bool = flag(False, "keep an existing tokenizer of this name")
-
-
-def train_on_corpus(corpus: Corpus, vocab_size: int, *, max_chars: int, doc_cap: int) -> Tokenizer:
-    """A tokenizer trained on a corpus' training split, which its `meta["trained_on"]` describes."""
-    tokenizer = Tokenizer.train(capped(corpus.documents("train"), max_chars, doc_cap), vocab_size)
-    tokenizer.meta["trained_on"].update(
-        corpus=str(corpus.path),
-        corpus_fingerprint=corpus.fingerprint,
-        max_chars=max_chars,
-        doc_cap=doc_cap,
-        python=platform.python_version(),
-    )
-    return tokenizer
-
-
-def capped(texts: Iterable[str], max_chars: int, doc_cap: int) -> Iterator[str]:
-    """The first `doc_cap` characters of each text, until `max_chars` characters have been given."""
-    # The cap keeps a few huge documents from deciding the merges.
-    left = max_chars
-    for text in texts:
-        text = text[: min(doc_cap, left)]
-        yield text
-        left -= len(text)
-        if left <= 0:
-            return
 
 
 def train(settings: TokenizerSettings, errors: Errors) -> None:

@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 from nanogka.data import open_corpus
-from scripts.tok_train import train_on_corpus
+from nanogka.data.vocabulary import train_on_corpus
 
 WORDS = ("the", "a", "cat", "dog", "sees", "finds", "old", "red", "house", "river", "and", "in", "on", "with", "quick")
 

@@ -1,6 +1,6 @@
 """Published training runs on GPUs, and the times that the roofline computes for them.
 
-Each line of docs/research/data/gpu_runs.jsonl is a run: `ms` per step of `tokens` on `devices`, the `shape` of its
+Each line of gpu_runs.jsonl is a run: `ms` per step of `tokens` on `devices`, the `shape` of its
 model, the version of FlashAttention (torch's own kernel counts as FA2), the element-wise `traffic` of its code in
 tensors of (positions, width) a layer, and the passes of its loss over the logits. The constants of
 nanogka/train/estimate.py were fitted to the lines with `fitted`. `promised` is false for a run that the roofline does
@@ -16,7 +16,7 @@ from nanogka.common.runtime import GPUS
 from nanogka.model import GPTConfig
 from nanogka.train.estimate import LOSS_PASSES, fp8_weights, step_time
 
-PATH = Path(__file__).parents[2] / "docs" / "research" / "data" / "gpu_runs.jsonl"
+PATH = Path(__file__).with_name("gpu_runs.jsonl")
 TOLERANCE = 0.1  # of the computed time, for runs that the roofline covers
 
 

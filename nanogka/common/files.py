@@ -1,4 +1,4 @@
-"""Read files with a size limit and replace them atomically.
+"""Read files with a size limit, and write files and folders that are complete or absent.
 
 Runs, tokenizers, corpora and studies may come from other people. Their files are opened by `open_regular`, which
 refuses devices, pipes and files that are too large.
@@ -13,7 +13,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -195,6 +195,36 @@ def acquire(lock: FileLock, timeout: float = -1) -> BaseFileLock:
         why = f"{error.strerror}; the file system of this folder cannot lock files: mount it with locks (flock), or set"
         raise OSError(error.errno, f"{why} NANOGKA_BASE_DIR to a folder on another one", str(folder)) from error
     return lock
+
+
+def build_once(
+    folder: Path,
+    write: Callable[[Path], object],
+    is_valid: Callable[[Path], bool] = Path.is_dir,
+    private: bool = False,
+) -> Path:
+    """Return `folder`. The first process that finds it missing or not valid lets `write` fill it; others wait.
+
+    `write` gets a hidden folder with another name, so a killed process leaves no half-written `folder`. A `private`
+    folder, for copies of the user's own text, is closed to other users.
+    """
+    if is_valid(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial, lock = (folder.with_name(f".{folder.name}.{end}") for end in ("partial", "lock"))
+    with acquire(FileLock(lock)):
+        try:
+            if not is_valid(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(partial, ignore_errors=True)  # an unfinished earlier attempt
+                partial.mkdir(mode=0o700 if private else 0o777)
+                with annotate_oserror(partial):
+                    write(partial)
+                os.rename(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            lock.unlink(missing_ok=True)
+    return folder
 
 
 def sha256_of(path: Path) -> str:

@@ -36,15 +36,6 @@ class ConversationSource:
     promise: str = ""  # what a model that learned these conversations can do, as a sentence of the model
 
 
-def memory_source(name: str, train: Sequence[Conversation], val: Sequence[Conversation]) -> ConversationSource:
-    """Conversations that are already in memory."""
-
-    def entries(conversations: Sequence[Conversation]) -> Iterator[Entry]:
-        return ((f"{name}, number {number}", conversation) for number, conversation in enumerate(conversations, 1))
-
-    return ConversationSource(name, lambda: entries(train), lambda: entries(val), lambda conversation: conversation)
-
-
 def file_source(path: str | Path) -> ConversationSource:
     """A file with conversations, or all such files of a folder by name.
 

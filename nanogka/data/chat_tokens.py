@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanogka.common.files import base_dir, read_json
+from nanogka.common.files import base_dir, build_once, read_json
 from nanogka.common.formatting import one_line
 from nanogka.data.chat_sources import ConversationSource, Entry
 from nanogka.data.conversation import ChatFormat, Conversation, ConversationError
 from nanogka.data.permutation import hash_text
-from nanogka.data.sharding import VAL_SHARE, build_once
+from nanogka.data.sharding import VAL_SHARE
 
 FORMAT = 5  # raise when the same conversations would give other tokens or files
 LOSS_BIT = np.uint32(1 << 31)  # set in a token to be learned, so that mask and id share four bytes

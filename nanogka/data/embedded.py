@@ -12,10 +12,10 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from nanogka.common.files import base_dir, read_json, sha256_of
+from nanogka.common.files import base_dir, build_once, read_json, sha256_of
 from nanogka.data.docstrings import SKIPPED_FOLDERS, Section, assemble, merge_small, module_name, module_sections
 from nanogka.data.permutation import hash_text
-from nanogka.data.sharding import build_once, write_shards
+from nanogka.data.sharding import write_shards
 
 FORMAT = 2  # raise when the same Python version would give other documents
 VAL_SHARE = 0.1

@@ -3,14 +3,17 @@
 A revision fixes the rows: an evaluation of today and one of next year ask the same questions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nanogka.common.files import first_line
+from nanogka.data.corpus import document_or_none
 
 T = TypeVar("T")
+
+SHUFFLE_BUFFER = 10_000  # documents among which a stream is shuffled
 
 # Commits of the datasets that this project knows by name. Any other is read as it is today.
 REVISIONS = {
@@ -52,6 +55,25 @@ class Hub:
             if Path(dataset).exists():
                 raise OSError(f"{dataset}: `datasets` cannot read this folder: {why}") from error
             raise OSError(f"could not fetch {dataset} from the Hugging Face hub: {why}") from error
+
+    def texts(
+        self, dataset: str, config: str, split: str, column: str, *, streaming: bool, seed: int
+    ) -> Iterator[str | None]:
+        """Yield the documents in a column in random order, None for an empty one.
+
+        Raises ValueError if the column does not hold text, and OSError as `load` does.
+        """
+        loaded = self.load(dataset, config, split, streaming)
+        names = loaded.column_names
+        if names is not None and column not in names:
+            raise ValueError(f"--column: got {column!r}, expected one of {', '.join(names)}")
+        buffer = {"buffer_size": SHUFFLE_BUFFER} if streaming else {}
+        for number, row in enumerate(loaded.select_columns([column]).shuffle(seed=seed, **buffer), 1):
+            text = row[column]
+            if text is not None and not isinstance(text, str):
+                got = f"{column!r}, which holds {type(text).__name__} in row {number:,}"
+                raise ValueError(f"--column: got {got}, expected a column of text")
+            yield document_or_none(text)
 
     def items(self, dataset: str, config: str, split: str, convert: Callable[[dict], T]) -> list[T]:
         """Return `convert(row)` for all rows of a split. Raises ValueError that names the first malformed row."""

@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,10 +25,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanogka.common.errors import Errors
-from nanogka.common.files import MAX_JSON_BYTES, base_dir, first_line, open_regular
+from nanogka.common.files import MAX_JSON_BYTES, base_dir, build_once, expand_path, first_line, open_regular
 from nanogka.common.formatting import first_few, shorten
 from nanogka.data.corpus import COLUMN, MANIFEST, Corpus, document_or_none, read_footer, read_row_group, to_texts
-from nanogka.data.sharding import build_once, write_corpus
+from nanogka.data.sharding import write_corpus
 from nanogka.tokenizer import check_text
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ COMPRESSIONS = (".gz", ".zst")
 BYTE_ORDER_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16
 EXPECTED = "a .parquet, .jsonl, .txt, .md, .rst, .py or .csv file (not .parquet: also .gz, .zst), or a folder of them"
 SKIP_HINT = "; correct them, or leave them out with `scripts.make_shards --bad-files skip`"
+OTHER_SPLIT = re.compile(r"(?<![a-z])(test|testing|eval|evaluation|val|valid|validation|dev)(?![a-z])", re.IGNORECASE)
 FORMAT = 3  # raise when the same files would give other shards
 DOCUMENT_CHARS = 8192  # a longer .txt is cut at the first blank line beyond this
 LONGEST_CHARS = 4 * DOCUMENT_CHARS  # … or here, if there is no blank line
@@ -313,3 +315,12 @@ def parse_json_line(data: bytes) -> object:
         raise ValueError(f"{error.msg} at column {error.colno}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def csv_dataset(name: str, split: str) -> Path | None:
+    """The folder or file of .csv files that a dataset's name stands for, None if `datasets` must read it."""
+    path = expand_path(name)
+    files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
+    kinds = {kind_of(file) for file in files if file.exists() and not file.name.startswith(".")}
+    other = split != "train" or any(OTHER_SPLIT.search(file.name) for file in files)
+    return path if ".csv" in kinds and kinds <= {".csv", ".md"} and not other else None

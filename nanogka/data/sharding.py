@@ -6,19 +6,16 @@ copies of a document are in one split: validation never asks for text that train
 """
 
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from filelock import FileLock
 from tqdm import tqdm
 
-from nanogka.common.files import acquire, annotate_oserror, sha256_of
+from nanogka.common.files import sha256_of
 from nanogka.data.corpus import MAX_DOCUMENT_CHARS, write_manifest
 from nanogka.data.permutation import hash_text
 
@@ -26,36 +23,6 @@ SHARD_CHARS = 250_000_000  # as in nanochat: about 100 MB
 ROW_GROUP = 1024  # documents, as in nanochat: what a loader reads and decompresses at once
 VAL_SHARE = 0.05  # of the documents, but at most about one shard
 BUCKETS = 128  # temporary files of the external sort; macOS lets a process open 256 files
-
-
-def build_once(
-    folder: Path,
-    write: Callable[[Path], object],
-    is_valid: Callable[[Path], bool] = Path.is_dir,
-    private: bool = False,
-) -> Path:
-    """Return `folder`. The first process that finds it missing or not valid lets `write` fill it; others wait.
-
-    `write` gets a hidden folder with another name, so a killed process leaves no half-written `folder`. A `private`
-    folder, for copies of the user's own text, is closed to other users.
-    """
-    if is_valid(folder):
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial, lock = (folder.with_name(f".{folder.name}.{end}") for end in ("partial", "lock"))
-    with acquire(FileLock(lock)):
-        try:
-            if not is_valid(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-                shutil.rmtree(partial, ignore_errors=True)  # an unfinished earlier attempt
-                partial.mkdir(mode=0o700 if private else 0o777)
-                with annotate_oserror(partial):
-                    write(partial)
-                os.rename(partial, folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-            lock.unlink(missing_ok=True)
-    return folder
 
 
 def write_corpus(
@@ -150,3 +117,13 @@ def write_shards(
         pq.write_table(table, file, row_group_size=row_group, **options)
         files[file.name] = {"documents": len(texts), "size": file.stat().st_size, "sha256": sha256_of(file)}
     return files
+
+
+def limited(texts: Iterable[str | None], max_chars: int | None) -> Iterator[str | None]:
+    """Yield texts until they have `max_chars` characters; None: all."""
+    chars = 0
+    for text in texts:
+        yield text
+        chars += len(text or "")
+        if max_chars is not None and chars >= max_chars:
+            return

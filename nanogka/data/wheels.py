@@ -13,11 +13,11 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nanogka.common.files import base_dir, sha256_of
+from nanogka.common.files import base_dir, build_once, sha256_of
 from nanogka.data.corpus import read_manifest, write_manifest
 from nanogka.data.docstrings import assemble, merge_small, module_name, module_sections
 from nanogka.data.permutation import hash_text
-from nanogka.data.sharding import build_once, write_shards
+from nanogka.data.sharding import write_shards
 
 REQUIREMENTS = Path(__file__).with_name("wheels.txt")
 VALIDATION = ("networkx", "nltk", "xarray")

@@ -109,8 +109,8 @@ def question_fits(tokenizer: Tokenizer, context: int) -> Callable[[ChatItem], bo
 
 
 @dataclass
-class Reply:
-    """A reply that the model wrote. `learned` is False for tokens that a tool wrote."""
+class Rollout:
+    """A reply that the policy sampled, and its reward. `learned` is False for tokens that a tool wrote."""
 
     prompt: list[int]
     reward: float = 0.0
@@ -124,18 +124,18 @@ class Reply:
 
 def write_replies(
     engine: Engine, items: Sequence[ChatItem], samples: int, settings: RLSettings, seeds: Sequence[int]
-) -> list[list[Reply]]:
+) -> list[list[Rollout]]:
     """Write `samples` replies to each question and judge them. Raises ValueError if a reward is not finite.
 
     The replies to a question depend on the weights and its seed, not on the other questions.
     """
     options = {"max_tokens": settings.max_tokens, "n": samples, "calculator": settings.calculator}
-    replies: dict[Request, list[Reply]] = {}
+    replies: dict[Request, list[Rollout]] = {}
     for item, seed in zip(items, seeds, strict=True):
         prompt = prompt_of(engine.tokenizer, Conversation.of(item.prompt))
         # Temperature 1 and no top-k: the policy gradient holds for replies from the model's own distribution.
         request = request_of([prompt], SamplingParams(temperature=1, seed=seed), **options)
-        replies[request] = [Reply(list(prompt.ids)) for _ in range(samples)]
+        replies[request] = [Rollout(list(prompt.ids)) for _ in range(samples)]
     for step in engine.steps(list(replies)):
         for request, output in step:
             reply = replies[request][output.sample]
@@ -175,7 +175,7 @@ def policy_loss(model: Callable[..., Tensor], inputs: Tensor, targets: Tensor, w
     return (model(inputs, targets, reduction="none").view_as(weights) * weights).sum()
 
 
-def make_batch(replies: Sequence[tuple[Reply, float]], pad: int) -> tuple[Tensor, Tensor, Tensor]:
+def make_batch(replies: Sequence[tuple[Rollout, float]], pad: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return inputs, targets and weights for `policy_loss`, from replies and the weight of each one's tokens."""
     longest = max(len(reply.prompt) + len(reply.tokens) for reply, _ in replies) - 1
     shape = len(replies), longest

@@ -7,6 +7,7 @@ from typing import Any
 from nanogka.common.cli import flag, flag_name, flags, flags_of
 from nanogka.common.errors import Errors
 from nanogka.data.hub_corpora import HUB_CORPORA
+from nanogka.data.packing import PACKINGS
 from nanogka.model import MIXERS, SNAPSHOTS, GPTConfig, mixer_options
 from nanogka.train.plan import BatchSettings, RunSettings
 from nanogka.train.snapshots import missing_defaults
@@ -94,9 +95,7 @@ class TrainSettings(ModelSettings, BatchSettings, RunSettings):
     tokenizer: str = flag(
         "default", "a tokenizer's name or folder (scripts.tok_train makes one)", affects="losses", through="tokenizer"
     )
-    packing: str = flag(
-        "bestfit", "how documents fill rows; see docs/data.md", ("bestfit", "bos-bestfit-crop"), affects="losses"
-    )
+    packing: str = flag("bestfit", "how documents fill rows; see docs/data.md", PACKINGS, affects="losses")
     run: str = flag("", "name of the run's folder (default: d<depth>-<attention>)", affects="output")
 
     num_iterations: int | None = flag(None, "horizon: number of steps", ge=1, affects="losses")

@@ -38,7 +38,7 @@ from tqdm import tqdm
 from nanogka.checkpoint import check_finite, check_optimizer_state, check_weights, read_torch
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
-from nanogka.common.files import atomic_write, base_dir, expand_path
+from nanogka.common.files import annotate_oserror, atomic_write, base_dir, expand_path, fsync
 from nanogka.common.formatting import shorten
 from nanogka.common.runtime import describe_hardware, pick_device, pick_dtype
 from nanogka.vision import models  # noqa: F401 (registers the models)
@@ -342,9 +342,14 @@ def measure_accuracy(model: nn.Module, run: ImagePlan) -> dict[str, float]:
 
 def finish_epoch(run: ImagePlan, row: dict, parts: dict) -> None:
     """Write the checkpoint, then the line of the log, and print the line."""
-    partial = run.folder / "last.pt.partial"
-    torch.save({name: part.state_dict() for name, part in parts.items()} | {"epoch": row["epoch"]}, partial)
-    os.replace(partial, run.folder / "last.pt")  # a crash while writing leaves the last epoch's file
+    path, partial = run.folder / "last.pt", run.folder / "last.pt.partial"
+    with annotate_oserror(path):
+        try:
+            torch.save({name: part.state_dict() for name, part in parts.items()} | {"epoch": row["epoch"]}, partial)
+            fsync(partial)
+            os.replace(partial, path)  # a crash while writing leaves the last epoch's file
+        finally:
+            partial.unlink(missing_ok=True)  # the next attempt needs the space on a full disk
     with open(run.folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps(row) + "\n")
     print("  ".join(f"{name} {value:.4g}" for name, value in row.items()), flush=True)

@@ -18,7 +18,7 @@ import torch
 from nanogka.common.distributed import Ranks
 from nanogka.data import chat_tokens
 from nanogka.data.chat import ChatLoader, DataMixture, inputs_and_targets, validation_rows
-from nanogka.data.chat_sources import file_source, hub_source, memory_source
+from nanogka.data.chat_sources import ConversationSource, file_source, hub_source
 from nanogka.data.chat_tokens import LOSS_BIT, summarize, tokenize_source
 from nanogka.data.conversation import ChatFormat, Conversation, ConversationError
 from nanogka.data.packing import PADDING
@@ -28,6 +28,15 @@ TOKENIZER = Tokenizer([bytes([b]) for b in range(256)], {name: 256 + i for i, na
 TEMPLATE = ChatFormat(TOKENIZER)
 BOS = TOKENIZER.bos_id
 T = 64
+
+
+def memory_source(name, train, val):
+    """Conversations that are in memory."""
+
+    def entries(conversations):
+        return ((f"{name}, number {number}", conversation) for number, conversation in enumerate(conversations, 1))
+
+    return ConversationSource(name, lambda: entries(train), lambda: entries(val), lambda conversation: conversation)
 
 
 def source(name, count, longest=25, seed=0):

@@ -10,7 +10,7 @@ import torch
 from nanogka.model import GPTConfig, model_costs
 from nanogka.train.budget import plan_budget
 from nanogka.train.optimizer import Schedule, build_optimizers
-from nanogka.train.rl import Reply, advantages, make_batch, policy_loss
+from nanogka.train.rl import Rollout, advantages, make_batch, policy_loss
 from nanogka.train.settings import TrainSettings
 
 
@@ -173,7 +173,7 @@ def test_advantages_and_the_gradient_of_rewards(nanochat, networks):
         more = {"num_passes": 1, "examples_per_rank": 2, "num_steps": 1, "example_step": 0}
         nanochat.run("chat_rl.py", in_passes, **(state | batch | more))
         their_advantages += its_advantages.tolist()
-        replies += [Reply(prompt, v, tokens=t, learned=[True] * len(t)) for t, v in zip(texts, values)]
+        replies += [Rollout(prompt, v, tokens=t, learned=[True] * len(t)) for t, v in zip(texts, values)]
         valid += [int((targets >= 0).sum())] * 4
 
     own = [a for values in rewards for a in advantages(values)]

@@ -7,9 +7,9 @@ import yaml
 from world import make_text
 
 from nanogka.data import open_corpus
+from nanogka.data.vocabulary import train_on_corpus
 from nanogka.study.grid import Grid, Job, read_grid
 from nanogka.study.plan import Results, plan_jobs
-from scripts.tok_train import train_on_corpus
 
 GRID = {
     "data": "text",

@@ -15,9 +15,9 @@ from training import losses, saved, train
 
 from nanogka import checkpoint
 from nanogka.data import open_corpus
+from nanogka.data.vocabulary import train_on_corpus
 from nanogka.train.resume import LoopState, read_state
 from scripts import base_train
-from scripts.tok_train import train_on_corpus
 
 
 def contents(folder):

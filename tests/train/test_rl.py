@@ -19,7 +19,7 @@ from nanogka.model import GPT, GPTConfig
 from nanogka.runs import Run
 from nanogka.tokenizer import Tokenizer
 from nanogka.train import rl
-from nanogka.train.rl import Reply, RewardTask, RLSettings, advantages, make_batch, pass_at_k, policy_loss
+from nanogka.train.rl import RewardTask, RLSettings, Rollout, advantages, make_batch, pass_at_k, policy_loss
 from scripts import chat_rl
 
 
@@ -40,9 +40,9 @@ class TwoTokens(nn.Module):
 def test_the_gradient_is_the_policy_gradient_in_closed_form():
     # Three replies of one to three tokens with their rewards; a tool wrote the token that is not learned.
     replies = [
-        Reply([0, 1], 1.0, tokens=[1], learned=[True]),
-        Reply([0, 1], 0.0, tokens=[0, 1], learned=[True, True]),
-        Reply([0, 1], 0.5, tokens=[1, 0, 0], learned=[True, False, True]),
+        Rollout([0, 1], 1.0, tokens=[1], learned=[True]),
+        Rollout([0, 1], 0.0, tokens=[0, 1], learned=[True, True]),
+        Rollout([0, 1], 0.5, tokens=[1, 0, 0], learned=[True, False, True]),
     ]
     weights = [advantage / 5 for advantage in advantages([reply.reward for reply in replies])]
     model = TwoTokens()
@@ -81,8 +81,8 @@ def test_tokens_of_the_calculator_are_not_learned_and_a_reward_must_be_finite():
 
 def test_a_batch_learns_what_the_model_wrote_alone():
     """Not the prompt, the tokens of a tool, or padding."""
-    long = rl.Reply([1, 2, 3], tokens=[4, 5, 6], learned=[True, False, True])
-    short = rl.Reply([7], tokens=[8], learned=[True])
+    long = rl.Rollout([1, 2, 3], tokens=[4, 5, 6], learned=[True, False, True])
+    short = rl.Rollout([7], tokens=[8], learned=[True])
     inputs, targets, weights = rl.make_batch([(long, 0.5), (short, -2.0)], pad=9)
     assert inputs.tolist() == [[1, 2, 3, 4, 5], [7, 9, 9, 9, 9]]
     assert targets.tolist() == [[-1, -1, 4, -1, 6], [8, -1, -1, -1, -1]]

@@ -61,7 +61,7 @@ class Summary:
         # The order of the text moves both losses of a seed alike. Their difference varies less than either.
         gaps = table.sub(table.get(self.grid.reference, float("nan")), axis=0)
         over_documents = {}
-        for family in table:
+        for family in table.columns.drop(self.grid.reference, errors="ignore"):
             paired = sums.loc[gaps[family].notna()]
             differences = [document_differences(row[family], row[self.grid.reference]) for _, row in paired.iterrows()]
             over_documents[family] = half_interval_over_documents(differences)

@@ -17,6 +17,7 @@ differences are in favor of the subject.
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib import rc_context
@@ -28,7 +29,7 @@ from nanogka.study.summary import (
     LOSSES,
     OVER_DOCUMENTS,
     Summary,
-    document_differences,
+    combine_documents,
     half_interval,
     half_interval_over_documents,
     half_width,
@@ -41,6 +42,7 @@ COMPARISONS = {
     "tokens": "equal training tokens",
     "horizon": "equal tokens per parameter",
 }
+Point = pd.Series | dict[str, Any]  # a row of results, or losses between two rows
 SAME = 0.01  # tokens that differ by less than this share count as equal: budgets end in whole steps
 
 
@@ -64,14 +66,14 @@ def find_leads(summary: Summary) -> pd.DataFrame:
                 row["parameters"] = mine[grid.subject]["parameters"].iloc[0]
                 row["tokens_per_parameter"] = subject["tokens_per_parameter"]
                 row["control_tokens_per_parameter"] = control["tokens_per_parameter"]
-                row |= {sums: document_differences(subject[sums], control[sums]) for sums in LOSSES.values()}
+                row |= {sums: combine_documents((subject[sums], control[sums]), (1, -1)) for sums in LOSSES.values()}
                 rows.append(row | {loss: subject[loss] - control[loss] for loss in LOSSES})
     return pd.DataFrame(rows)
 
 
 def _pairs(
     subjects: pd.DataFrame, controls: pd.DataFrame, subject_time: float | None, control_time: float | None
-) -> Iterator[tuple[str, str, pd.Series, pd.Series]]:
+) -> Iterator[tuple[str, str, Point, Point]]:
     """Yield (axis, size, subject, control) of one seed and depth: runs, or points between runs."""
     for size in controls["size"][controls["size"].isin(subjects["size"])]:
         yield "flops", size, *(runs[runs["size"] == size].iloc[0] for runs in (subjects, controls))
@@ -90,7 +92,7 @@ def _pairs(
                 yield (axis, run["size"], run, other) if backwards else (axis, run["size"], other, run)
 
 
-def _at_tokens(runs: pd.DataFrame, tokens: float) -> pd.Series | None:
+def _at_tokens(runs: pd.DataFrame, tokens: float) -> Point | None:
     """Return losses and tokens per parameter after `tokens` tokens: those of a run, or between two runs; else None."""
     if runs.empty:
         return None
@@ -102,10 +104,9 @@ def _at_tokens(runs: pd.DataFrame, tokens: float) -> pd.Series | None:
         return None
     a, b = fewer.loc[fewer["tokens"].idxmax()], more.loc[more["tokens"].idxmin()]
     share = math.log(tokens / a["tokens"]) / math.log(b["tokens"] / a["tokens"])
-    columns = [*LOSSES, *LOSSES.values()]
-    values = a[columns] + share * (b[columns] - a[columns])
-    values["tokens_per_parameter"] = a["tokens_per_parameter"] * tokens / a["tokens"]
-    return values
+    values = {loss: a[loss] + share * (b[loss] - a[loss]) for loss in LOSSES}
+    values |= {sums: combine_documents((a[sums], b[sums]), (1 - share, share)) for sums in LOSSES.values()}
+    return values | {"tokens_per_parameter": a["tokens_per_parameter"] * tokens / a["tokens"]}
 
 
 def summarize(leads: pd.DataFrame) -> pd.DataFrame:

@@ -60,10 +60,10 @@ class Summary:
         table, sums = (part.pivot(index="seed", columns="family", values=column) for column in (name, LOSSES[name]))
         # The order of the text moves both losses of a seed alike. Their difference varies less than either.
         gaps = table.sub(table.get(self.grid.reference, float("nan")), axis=0)
-        over_documents = {}
-        for family in table.columns.drop(self.grid.reference, errors="ignore"):
-            paired = sums.loc[gaps[family].notna()]
-            differences = [document_differences(row[family], row[self.grid.reference]) for _, row in paired.iterrows()]
+        over_documents, reference = {}, self.grid.reference
+        for family in table.columns.drop(reference) if reference in table else ():
+            paired = sums.loc[gaps[family].notna(), [family, reference]]
+            differences = [combine_documents(pair, (1, -1)) for pair in paired.to_numpy()]
             over_documents[family] = half_interval_over_documents(differences)
         columns = {"mean": table.mean(), "interval": half_interval(table)}
         columns |= {"gap": gaps.mean(), "gap_interval": half_interval(gaps)}
@@ -79,22 +79,25 @@ def half_interval(table: pd.DataFrame) -> pd.Series:
     return table.sem() * table.count().map(quantiles)
 
 
-def document_differences(one: np.ndarray | float, other: np.ndarray | float) -> np.ndarray | float:
-    """Return the nats of `one` minus those of `other` and the bytes of their documents, with the shape of both.
+def combine_documents(parts: Sequence[np.ndarray | float], weights: Sequence[float]) -> np.ndarray | float:
+    """Return Σ weight · nats of the same documents, and their bytes: an array of the shape of each part.
 
-    NaN if a row lacks them, or if the documents differ.
+    Bits per byte are linear in the nats of the same documents. So the sums of a difference, of a mean over seeds and of
+    a loss between two runs are such combinations. NaN if a row has no sums, or if the documents differ.
     """
-    if np.ndim(one) == 0 or np.ndim(other) == 0 or not np.array_equal(one[:, 1], other[:, 1]):
+    if any(np.ndim(part) == 0 or not np.array_equal(part[:, 1], parts[0][:, 1]) for part in parts):
         return math.nan
-    return np.column_stack([one[:, 0] - other[:, 0], one[:, 1]])
+    nats = np.sum([weight * part[:, 0] for part, weight in zip(parts, weights)], axis=0)
+    return np.column_stack([nats, parts[0][:, 1]])
 
 
 def half_interval_over_documents(differences: Sequence[np.ndarray | float]) -> float:
-    """Return half the width of the 95 % interval, over documents, of the mean of some `document_differences`.
+    """Return half the width of the 95 % interval, over documents, of the mean of some paired differences.
 
-    Bits per byte are linear in the nats of the same documents. So is the mean difference over seeds.
+    Each has the sums of a difference, by `combine_documents`. NaN for none.
     """
-    mean = sum(differences) / len(differences) if len(differences) else math.nan
+    seeds = len(differences)
+    mean = combine_documents(differences, [1 / seeds] * seeds) if seeds else math.nan
     return bits_per_byte_interval(mean.tolist()).half if np.ndim(mean) else math.nan
 
 

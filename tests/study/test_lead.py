@@ -150,9 +150,10 @@ def test_an_interval_over_documents_is_that_of_the_mean_difference_where_every_r
     assert f"| ± {half(gka['b'] - control):.4f} |" in table
     assert f"| ± {half(gka['b'] - control):.4f} |" in size_table(summary, "b")
 
-    rows[2] = {name: value for name, value in rows[2].items() if name != "val_documents"}  # of an earlier version
-    summary = Summary(grid, Results(rows))
-    assert "over documents" not in lead_section(summary)[2] + size_table(summary, "b")
+    fewer = {"nats": [1.0] * 29, "bytes": [9] * 29}  # of other documents
+    for changed in (None, fewer):  # None: a line of an earlier version
+        summary = Summary(grid, Results([*rows[:2], rows[2] | {"val_documents": changed}, *rows[3:]]))
+        assert "over documents" not in lead_section(summary)[2] + size_table(summary, "b")
 
 
 def test_the_report_and_the_figure_show_the_lead_only_where_a_subject_is_named(summary, tmp_path):

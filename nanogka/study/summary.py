@@ -85,10 +85,11 @@ def combine_documents(parts: Sequence[np.ndarray | float], weights: Sequence[flo
     Bits per byte are linear in the nats of the same documents. So the sums of a difference, of a mean over seeds and of
     a loss between two runs are such combinations. NaN if a row has no sums, or if the documents differ.
     """
-    if any(np.ndim(part) == 0 or not np.array_equal(part[:, 1], parts[0][:, 1]) for part in parts):
+    known = [part for part in parts if isinstance(part, np.ndarray)]
+    if len(known) < len(parts) or not all(np.array_equal(part[:, 1], known[0][:, 1]) for part in known):
         return math.nan
-    nats = np.sum([weight * part[:, 0] for part, weight in zip(parts, weights)], axis=0)
-    return np.column_stack([nats, parts[0][:, 1]])
+    nats = np.sum([weight * part[:, 0] for part, weight in zip(known, weights)], axis=0)
+    return np.column_stack([nats, known[0][:, 1]])
 
 
 def half_interval_over_documents(differences: Sequence[np.ndarray | float]) -> float:
@@ -98,7 +99,7 @@ def half_interval_over_documents(differences: Sequence[np.ndarray | float]) -> f
     """
     seeds = len(differences)
     mean = combine_documents(differences, [1 / seeds] * seeds) if seeds else math.nan
-    return bits_per_byte_interval(mean.tolist()).half if np.ndim(mean) else math.nan
+    return bits_per_byte_interval(mean.tolist()).half if isinstance(mean, np.ndarray) else math.nan
 
 
 def _as_array(sums: dict | None) -> np.ndarray | float:

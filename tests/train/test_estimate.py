@@ -13,7 +13,7 @@ from nanogka.bench.published import TOLERANCE, comparison, published_runs
 from nanogka.common.runtime import GPUS, Hardware, find_gpu
 from nanogka.model import GPTConfig
 from nanogka.train import costs
-from nanogka.train.estimate import attention_flops, checkpoint_bytes, estimate_time, held_bytes, step_time
+from nanogka.train.estimate import attention_flops, checkpoint_bytes, estimate_time, held_bytes, moved_bytes, step_time
 from scripts import plan_gpu
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +80,13 @@ def test_a_gpu_is_found_by_whole_words(name, known):
     assert find_gpu(name) == (GPUS[known] if known else None)
 
 
+def test_the_fastest_attention_of_a_gpu_is_assumed():
+    config = GPTConfig.from_depth(20, "gaussian", **DEPTH_20)
+    seconds = step_time(config, GPUS["H200"], 2**19, 8).attention
+    assert seconds == step_time(config, GPUS["H200"], 2**19, 8, flash_version="FA4").attention
+    assert seconds < 0.7 * step_time(config, GPUS["H200"], 2**19, 8, flash_version="FA2").attention
+
+
 def test_attention_counts_the_visible_pairs():
     config = GPTConfig.from_depth(2, "gaussian", sequence_len=8, vocab_size=300, window_pattern="SL")
     pairs = (1 + 2 + 3 + 4 + 5 * 4) + 8 * 9 / 2  # a window of 4 earlier positions, and none
@@ -138,7 +145,9 @@ def test_times_and_prices_of_the_documents_follow_from_the_counts(mixer):
     printed = rows_of("docs/RESULTS.md", "| mixer | fused kernels")[mixer]
     fused, launches, moved, kept = (float(cell.replace(",", "")) for cell in printed[1:5])
     counted = Counted(int(fused), int(launches), moved * 1e9, kept * 1e9)
-    plan = plan_on_gpus(mixer, GPTConfig.from_depth(20, mixer, **DEPTH_20), 32, H100, 8, 3.0, counted)
+    config = GPTConfig.from_depth(20, mixer, **DEPTH_20)
+    assert moved_bytes(config, 32 * 2048) / 1e9 == pytest.approx(moved, rel=0.05)
+    plan = plan_on_gpus(mixer, config, 32, H100, 8, 3.0, counted)
     assert list(plan.row()) == printed
     minutes = f"{plan.time.seconds / 60:.0f} min"
     assert rows_of("docs/gpu-node.md", "| depth 20, 8 × H100")[mixer][2] == minutes

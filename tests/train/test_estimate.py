@@ -151,7 +151,7 @@ def test_times_and_prices_of_the_documents_follow_from_the_counts(mixer):
     assert list(plan.row()) == printed
     minutes = f"{plan.time.seconds / 60:.0f} min"
     assert rows_of("docs/gpu-node.md", "| depth 20, 8 × H100")[mixer][2] == minutes
-    names = {"gaussian": "GKA (`gaussian`)", "successor": "`successor`", "dot_product": "baseline (`dot_product`)"}
+    names = {"gaussian": "GKA (`gaussian`)", "successor": "`successor`", "dot_product": "attention (`dot_product`)"}
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (line,) = [line for line in readme.splitlines() if line.startswith(f"| {names[mixer]} | ") and "e9" in line]
     assert line.split("|")[-2].strip() == minutes.replace("min", "minutes")

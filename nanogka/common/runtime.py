@@ -25,7 +25,12 @@ class Hardware:
     family: str = ""  # GPUs that reach the same shares of their peaks (nanogka/train/estimate.py)
     link: float = 0.0  # bytes/s of messages between GPUs of one node
     fp8: bool = True  # multiplies in 8-bit floating point
-    usual_mfu: float = 0.4  # share of the peak that training is expected to reach, where nothing better is known
+    measured: bool = False  # the peak is that of a matrix product on this machine, and not from a data sheet
+
+    @property
+    def usual_mfu(self) -> float:
+        """Share of the peak that training is expected to reach, where nothing better is known."""
+        return MEASURED_MFU if self.measured else DATA_SHEET_MFU
 
 
 NVSWITCH, PCIE = 330e9, 20e9  # bytes/s that messages reach: published for H100 SXM, typical for PCIe 4 and 5
@@ -65,8 +70,9 @@ GPUS = {
 # A name with one of these words is another chip, or a part of one: RTX 4070 Ti, RTX 4090 Laptop GPU, H100 MIG 1g.10gb.
 OTHER_CHIPS = "Ti|SUPER|D|Laptop|Max-Q|MIG"
 
-# `usual_mfu` next to a measured peak, that of a square matrix product: a step of a small model on a CPU spends most of
-# its time in passes over memory. The default run reached 18 to 22 % on an Intel Xeon.
+DATA_SHEET_MFU = 0.4
+# Lower next to the measured peak of a CPU: a step of a small model spends most of its time in passes over memory. The
+# default run reached 18 to 22 % on an Intel Xeon.
 MEASURED_MFU = 0.2
 
 BFLOAT16_CAPABILITY = (8, 0)  # of the first GPUs that compute in bfloat16: Ampere

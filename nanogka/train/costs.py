@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 import torch
 
 from nanogka.common.formatting import byte_size, duration, gigabytes, number, plain_table, scientific
-from nanogka.common.runtime import MEASURED_MFU
 from nanogka.model import GPTConfig, activation_bytes, attention_name, model_costs
 from nanogka.model.measure import measure_mixers
 from nanogka.train.budget import TrainingBudget, plan_budget
@@ -145,7 +144,7 @@ def with_peak(plan: TrainPlan) -> TrainPlan:
     if machine.hardware.peak_flops or not plan.about.fixed_tokens:
         return plan
     peak = measure_matmul(machine.device, machine.dtype)
-    hardware = replace(machine.hardware, peak_flops=peak, usual_mfu=MEASURED_MFU)
+    hardware = replace(machine.hardware, peak_flops=peak, measured=True)
     return replace(plan, machine=replace(machine, hardware=hardware))
 
 

@@ -203,7 +203,8 @@ def build_config_file(plan: TrainPlan) -> dict:
         **plan.about.facts,
         "compiled": plan.machine.compile,
         "hardware": plan.machine.hardware.name,
-        "peak_flops": plan.machine.hardware.peak_flops,
+        # A measured peak is another number each time, and the files of equal runs are equal.
+        "peak_flops": None if plan.machine.hardware.measured else plan.machine.hardware.peak_flops,
         "world_size": plan.machine.ranks.world_size,
         "device": plan.machine.device.type,
         "dtype": str(plan.machine.dtype).removeprefix("torch."),

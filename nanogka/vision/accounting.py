@@ -10,7 +10,7 @@ from timm.models import VisionTransformer
 from torch import nn
 
 from nanogka.common.formatting import markdown_table, number, scientific
-from nanogka.common.runtime import Hardware
+from nanogka.common.runtime import DATA_SHEET_MFU
 from nanogka.vision.models import ATTENTION, model_name
 
 PAPER_TOP1 = {
@@ -56,8 +56,8 @@ def table_costs(sizes: tuple[str, ...] = ("tiny", "small", "base")) -> dict[str,
 
 
 def imagenet_hours(flops: int, peak_flops: float) -> float:
-    """Hours to train on ImageNet-1k for 300 epochs on one device with this peak, in FLOP/s, at `Hardware.usual_mfu`."""
-    return TRAINING_PASSES * flops * IMAGENET_IMAGES * EPOCHS / (Hardware.usual_mfu * peak_flops) / 3600
+    """Hours to train on ImageNet-1k for 300 epochs on one device with this peak, in FLOP/s, at `DATA_SHEET_MFU`."""
+    return TRAINING_PASSES * flops * IMAGENET_IMAGES * EPOCHS / (DATA_SHEET_MFU * peak_flops) / 3600
 
 
 def format_costs(costs: dict[str, dict], peak_flops: float) -> str:

@@ -130,7 +130,7 @@ def test_the_best_checkpoint_is_the_kept_one_with_the_lowest_finite_validation(t
     assert describe_best(tmp_path, "val_bpb", {20: lines[20]}) is None
 
 
-def test_on_a_cpu_the_estimate_the_progress_and_the_run_know_the_measured_peak(base, flags, monkeypatch, capsys):
+def test_on_a_cpu_the_estimate_and_the_progress_know_the_measured_peak(base, flags, monkeypatch, capsys):
     monkeypatch.setattr(costs, "measure_matmul", lambda *_: 3e5)
     assert train(*flags, "--run", "a") == 0
     said, progress = capsys.readouterr()
@@ -139,4 +139,4 @@ def test_on_a_cpu_the_estimate_the_progress_and_the_run_know_the_measured_peak(b
     assert f"about {duration(seconds)} of training at 20% of 3e+05 FLOP/s per device" in said
     assert "per parameter of matrices and head)" in said
     assert "% MFU)" in progress
-    assert run.fact("peak_flops") == 3e5
+    assert run.fact("peak_flops") is None  # equal runs have equal files

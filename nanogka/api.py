@@ -48,14 +48,10 @@ class Model:
 
     def __init__(self, run: LoadedRun) -> None:
         self.run, self.engine = run, Engine(run.model, run.tokenizer)
+        self.is_chat_model = run.kind == "chat"  # it replies in conversations; a base model continues texts
 
     def __repr__(self) -> str:
         return f"<nanogka.Model {self.run.folder.name}, step {self.run.step}, on {self.run.model.device}>"
-
-    @property
-    def is_chat_model(self) -> bool:
-        """True if it replies in conversations; a base model continues texts."""
-        return self.run.kind == "chat"
 
     def generate(self, prompt: str, **options) -> str:
         """Return the continuation of `prompt`. The options are those of `stream`.
@@ -69,33 +65,35 @@ class Model:
 
         model.chat("How do you spell tree?", temperature=0)
         """
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        return "".join(self.stream(messages, **options))
+        given = Conversation.of(messages) if isinstance(messages, str) else messages
+        return "".join(self.stream(given, **options))
 
     def stream(
-        self, prompt: str | Sequence[dict], *, max_tokens: int | None = 256, stop: str | Sequence[str] = (), **sampling
+        self,
+        prompt: str | Sequence[dict] | Conversation,
+        *,
+        max_tokens: int | None = 256,
+        stop: str | Sequence[str] = (),
+        **sampling,
     ) -> Iterator[str]:
         """Generate text and yield each part as soon as it is final. A bad prompt or option is an error at once.
 
-        `prompt` is a text to continue or, for a chat model, a list of messages that ends with the user's:
-        `{"role": "user", "content": "…"}`. The oldest exchanges are left out if the context is too short. The text
-        ends before the first of the `stop` strings. `sampling` are fields of `SamplingParams`.
+        `prompt` is a text to continue or, for a chat model, a conversation: messages, of which the last is the user's,
+        such as `{"role": "user", "content": "…"}`. The oldest exchanges are left out if the context is too short. The
+        text ends before the first of the `stop` strings. `sampling` are fields of `SamplingParams`.
         """
         settings = SamplingParams(**sampling)
         stop = [stop] if isinstance(stop, str) else stop
-        if isinstance(prompt, str):
-            given = prompt
-        elif self.is_chat_model:
-            given = Conversation.from_json(list(prompt), complete=False)
-        else:
+        if not isinstance(prompt, str) and not self.is_chat_model:
             name = self.run.folder.name
             raise ValueError(
                 f"messages: {name} is a base model, which cannot chat; continue a text with generate(), or make a "
                 f"chat model with `python -m scripts.chat_sft --base {name}`"
             )
+        if not isinstance(prompt, str | Conversation):
+            prompt = Conversation.from_json(list(prompt), complete=False)
         engine = self.engine
-        asked = prompt_of(engine.tokenizer, given, engine.context, truncate=True, max_tokens=max_tokens)
+        asked = prompt_of(engine.tokenizer, prompt, engine.context, truncate=True, max_tokens=max_tokens)
         outputs = engine.reply(asked, settings, max_tokens=max_tokens, stop_strings=stop)
         return (output.text for output in outputs if output.text and output.part == TEXT)
 

@@ -1,7 +1,7 @@
 """Record the lines of this project that run, in order, with the shapes of the tensors that pass.
 
 `record` traces the calling thread while it is open. A line counts once, where it ran first. The result is a `Walk`,
-which `write_page` shows as one HTML page. `scripts.trace` has the five walks that docs/architecture.md quotes.
+which `write_page` shows as one HTML page. `scripts.trace` has the walks that docs/architecture.md quotes.
 """
 
 import html

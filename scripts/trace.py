@@ -1,4 +1,4 @@
-"""Show the lines of this project that run in one training step, forward pass, reply, CORE task or resume.
+"""Show the lines of this project that run in one training step, forward pass, reply, request, CORE task or resume.
 
     python -m scripts.trace step                 # writes trace-step.html: the lines in order, with tensor shapes
     python -m scripts.trace reply --out reply.html
@@ -6,9 +6,12 @@
 Each walk runs a tiny case on the CPU, in a temporary folder. Start here if you want to read the code.
 """
 
+import asyncio
+import json
 import random
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,7 +29,9 @@ from nanogka.walk import Walk, record, write_page
 class Settings:
     """What to trace."""
 
-    walk: str = flag("", "walk to show", choices=("step", "forward", "reply", "core", "resume"), positional=True)
+    walk: str = flag(
+        "", "walk to show", choices=("step", "forward", "reply", "request", "core", "resume"), positional=True
+    )
     out: str = flag("", "page to write (default: trace-WALK.html)")
 
 
@@ -111,8 +116,9 @@ def forward() -> Walk:
     return walk
 
 
-def reply() -> Walk:
-    """A chat model's reply that calls the calculator. The network's logits are replaced by a script."""
+@contextmanager
+def calling_model() -> Iterator[Any]:
+    """A chat model that calls the calculator in its reply. A script replaces the network's logits."""
     import torch
 
     from nanogka.api import Model
@@ -142,12 +148,56 @@ def reply() -> Walk:
             logits.view(*network.last.shape, -1)[:, -states.shape[1] :] if states.ndim == 3 else logits[-len(states) :]
         )
 
-    with (
-        mock.patch.object(network, "hidden", remember),
-        mock.patch.object(network, "unembed", scripted),
-        record() as walk,
-    ):
+    with mock.patch.object(network, "hidden", remember), mock.patch.object(network, "unembed", scripted):
+        yield model
+
+
+def reply() -> Walk:
+    """A chat model's reply that calls the calculator. The network's logits are replaced by a script."""
+    with calling_model() as model, record() as walk:
         model.chat("What is 2 + 3?", temperature=0, max_tokens=12)
+    return walk
+
+
+def request() -> Walk:
+    """The same reply through the server, as a stream: all of its threads, from the request to the last event."""
+    try:
+        from nanogka.serve.app import make_app
+    except ImportError as error:
+        raise ValueError(f"walk: got request, which needs the server: pip install -e '.[serve]' ({error})") from error
+    from nanogka.serve.protocol import Served
+    from nanogka.serve.settings import Limits
+
+    question = [{"role": "user", "content": "What is 2 + 3?"}]
+    document = {"model": "t", "messages": question, "temperature": 0, "max_tokens": 12, "stream": True}
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    path = {"method": "POST", "path": "/v1/chat/completions", "query_string": b""}
+    scope: dict[str, Any] = {"type": "http", **path, "headers": headers}
+    body = [{"type": "http.request", "body": json.dumps(document).encode()}]
+
+    async def receive() -> dict:
+        if not body:
+            await asyncio.Event().wait()  # the client stays
+        return body.pop()
+
+    async def send(message: dict) -> None:
+        pass
+
+    async def ask(app: Any, walk: Walk) -> None:
+        async with app.router.lifespan_context(app):
+            walk.open = True
+            await app(scope, receive, send)
+            walk.open = False
+
+    with calling_model() as model:
+        app = make_app(Served("t", model, Limits()), "", ["localhost"])
+        with record() as walk:
+            walk.open = False  # until the server has started
+            threading.settrace(walk.start)
+            try:
+                asyncio.run(ask(app, walk))
+            finally:
+                threading.settrace(None)
     return walk
 
 
@@ -170,7 +220,7 @@ def core() -> Walk:
     return walk
 
 
-WALKS = {walk.__name__: walk for walk in (step, forward, reply, core, resume)}
+WALKS = {walk.__name__: walk for walk in (step, forward, reply, request, core, resume)}
 
 
 def body(settings: Settings, errors: Errors) -> None:

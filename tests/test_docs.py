@@ -68,6 +68,22 @@ def test_the_variables_of_speedrun_in_documents_exist():
             assert [name for name in names if name not in known and not name.startswith("HF_")] == [], document.name
 
 
+def test_outputs_in_documents_have_the_steps_of_the_default_run():
+    script = (ROOT / "speedrun.sh").read_text(encoding="utf-8")
+    base, chat = (
+        re.search(r"DEPTH > 3 \? \d+ : (\d+)", script),
+        re.search(r'small_chat="--num-iterations (\d+)', script),
+    )
+    steps = {"d3-successor": base[1], "d3-successor-chat": chat[1]}
+    found = {
+        (document.name, name, step)
+        for document in DOCUMENTS
+        for name, step in re.findall(r"\b(d3-[\w-]+), step (\d+)", document.read_text(encoding="utf-8"))
+    }
+    assert len(found) >= 3
+    assert {one for one in found if one[2] != steps[one[1]]} == set()
+
+
 def test_the_example_of_a_mixer_trains_decodes_and_has_its_option(monkeypatch):
     code = re.search(r"```python\n(.*?)```", (ROOT / "docs/new-mixer.md").read_text(encoding="utf-8"), re.DOTALL)[1]
     monkeypatch.setattr("nanogka.model.spec.MIXERS", dict(MIXERS))

@@ -4,20 +4,24 @@ import pytest
 
 from scripts import trace
 
-# (files, lines) at most. A change that adds to a walk must say why it is worth a longer way for every reader. What we
-# aim for is in docs/architecture.md.
+# (files, lines) at most. A change that adds to a walk must say here why it is worth a longer way for every reader:
+# * the backward pass of norm and rotation that saves memory traffic on a CPU: 24 lines in `step` and `resume`;
+# * a trial write of a checkpoint before training starts: 25 lines in `resume`;
+# * file systems without locks or fsync: 18 lines there; nanochat's flags: 15; the estimate of time and memory: 11.
 BUDGETS = {
-    "step": (18, 275),
-    "forward": (7, 155),
-    "reply": (23, 530),
+    "step": (18, 300),
+    "forward": (7, 175),
+    "reply": (20, 530),
+    "request": (27, 760),
     "core": (12, 240),
-    "resume": (46, 1340),
+    "resume": (46, 1440),
 }
 # Functions that a walk must pass, so that an empty or cut walk is no success.
 LANDMARKS = {
     "step": ("forward_backward", "orthogonalize", "log_step"),
     "forward": ("GPT.forward", "SuccessorMixer.attention_inputs", "capped_cross_entropy"),
     "reply": ("Model.chat", "ToolCalls.push"),
+    "request": ("read_request", "Scheduler._step", "ToolCalls.push", "Answer.chunks"),
     "core": ("evaluate_task", "score_candidates"),
     "resume": ("main.<locals>.parse_and_run", "train_run"),
 }
@@ -26,6 +30,8 @@ LANDMARKS = {
 @pytest.mark.slow  # it measures style
 @pytest.mark.parametrize("name", BUDGETS)
 def test_a_walk_stays_within_its_budget(name, capsys, monkeypatch, tmp_path):
+    if name == "request":
+        pytest.importorskip("uvicorn")
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
     walk = trace.WALKS[name]()
     functions = {line.function for line in walk.lines.values()}

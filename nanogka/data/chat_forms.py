@@ -42,10 +42,8 @@ def expected_form(keys: Collection[str]) -> str:
     return "expected messages, conversations (ShareGPT), instruction and output (Alpaca), or prompt and completion"
 
 
-def messages_of(value: object) -> object:
-    """The messages of parsed JSON in any known form. Raises ValueError for others; a list is taken for messages."""
-    if not isinstance(value, dict):
-        return value
+def messages_of(value: dict) -> object:
+    """The messages of an object in any known form, as it has them. Raises ValueError for others."""
     form = form_of(value)
     if form is None:
         raise ValueError(f"got {shorten(repr(value))}, {expected_form(value)}")

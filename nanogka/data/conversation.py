@@ -163,7 +163,7 @@ class Conversation:
         With `complete`, it must end with a whole reply and have something to learn, as training data must.
         """
         try:
-            messages = messages_of(value)
+            messages = messages_of(value) if isinstance(value, dict) else value
         except ValueError as error:
             raise ConversationError("another form", str(error)) from None
         if not isinstance(messages, list):

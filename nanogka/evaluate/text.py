@@ -128,7 +128,7 @@ def measure_text(model, batches: Iterable[Batch], token_bytes: np.ndarray, ranks
     mine = measure_documents(model, batches, token_bytes)
     everything: dict[int, BitsPerByte] = {}
     for part in ranks.all_gather(mine):
-        for number, measured in part.items():
+        for number, measured in part.items():  # two ranks may read a document, each in another epoch
             everything[number] = everything[number] + measured if number in everything else measured
     return TextMeasure(everything)
 

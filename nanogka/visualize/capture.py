@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from nanogka.common.formatting import printable
+from nanogka.data.conversation import ChatFormat
+from nanogka.generate.scoring import CHUNK
 from nanogka.model import GPT
 from nanogka.runs import LoadedRun
 from nanogka.tokenizer import Tokenizer
 from nanogka.visualize.analysis import attended_distance, effective_context, induction_shares
 
 TOP = 5  # next tokens to keep per prediction
-CHUNK = 256  # positions whose logits over the vocabulary exist at the same time
 PERIOD, SEQUENCES = 64, 4  # length and number of the random sequences that show induction
 
 MEASURES = {  # per head: a short name and its meaning
@@ -74,8 +75,8 @@ class TracedRun:
     @cached_property
     def reply_start(self) -> int | None:
         """Position of the first token of the last reply; None if the text has none."""
-        mark = self.run.tokenizer.special_tokens.get("<|assistant_start|>")
-        if self.run.kind != "chat" or mark not in self.captured.ids:
+        mark = ChatFormat(self.run.tokenizer).start_id if self.run.kind == "chat" else None
+        if mark not in self.captured.ids:
             return None
         start = len(self.captured.ids) - self.captured.ids[::-1].index(mark)
         return start if start < len(self.captured.ids) else None

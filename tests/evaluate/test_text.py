@@ -106,6 +106,24 @@ def test_the_measurement_of_a_text_does_not_depend_on_batches_or_ranks(corpus):
         assert other.interval.error == pytest.approx(one.interval.error, rel=1e-5)
 
 
+def test_a_document_that_two_ranks_have_read_counts_twice(corpus):
+    tokenizer, settings = byte_tokenizer(), StreamSettings("train", LENGTH, "bestfit", 5, epochs=2)
+
+    def parts(world_size: int) -> list[dict]:
+        found = []
+        for rank in range(world_size):
+            with PackingLoader(corpus, tokenizer, settings, 4, Ranks(rank, rank, world_size)) as share:
+                found.append(measure_documents(LossPerToken(), share, tokenizer.token_bytes()))
+        return found
+
+    (one,), (first, second) = parts(1), parts(2)
+    assert first.keys() & second.keys()
+    gathering = SimpleNamespace(all_gather=lambda _: [first, second])
+    both = measure_text(LossPerToken(), [], tokenizer.token_bytes(), gathering).documents
+    assert both.keys() == one.keys()
+    assert {number: part.bytes for number, part in both.items()} == {number: one[number].bytes for number in one}
+
+
 def whole(batch) -> list:
     """The rows of a batch, with their last target."""
     return torch.cat([batch.inputs, batch.targets[:, -1:]], 1).tolist()

@@ -3,6 +3,7 @@
 import http.client
 import json
 import math
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ from nanogka.data.conversation import ChatFormat, Conversation  # noqa: E402
 from nanogka.generate import scoring  # noqa: E402
 from nanogka.generate.settings import SamplingParams  # noqa: E402
 from nanogka.tokenizer import Tokenizer  # noqa: E402
-from scripts import bench  # noqa: E402
+from scripts import bench, serve  # noqa: E402
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "Hi"}]
@@ -58,6 +59,14 @@ def endless():
     model = talking_model(range(97, 123), sequence_len=4096)
     with running(model, max_batch=2, max_queue=1, max_n=2) as server:
         yield server
+
+
+def test_the_help_lists_every_route(chat_server, capsys):
+    with pytest.raises(SystemExit):
+        serve.main(["--help"])
+    listed = re.search(r"Routes: ([^.]*)", capsys.readouterr().out)[1]
+    paths = {route.path for route in chat_server.server.config.app.routes if "{" not in route.path}
+    assert set(re.findall(r"/[\w/]*", listed)) == paths
 
 
 def official(server):

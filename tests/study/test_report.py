@@ -1,15 +1,21 @@
 """The report: its numbers against sums by hand, what it warns of, its plots."""
 
+from pathlib import Path
+
 import pytest
 from matplotlib.image import imread
 from study_fakes import finish, grid_with, row
 
 from nanogka.model import model_costs
-from nanogka.study.plan import Results
+from nanogka.study.grid import read_grid
+from nanogka.study.plan import Results, read_results
 
 pytest.importorskip("pandas")
+from nanogka.study import report as report_module  # noqa: E402
 from nanogka.study.report import write_report  # noqa: E402
 from nanogka.study.summary import scaling_parameters  # noqa: E402
+
+RESEARCH = Path(__file__).parents[2] / "docs" / "research"
 
 
 def loss(job):
@@ -75,3 +81,16 @@ def test_rows_that_were_edited_by_hand_are_disclosed(grid, tmp_path):
     rows = [row | {"edited": "losses exchanged"} if row["family"] == "baseline" else row for row in rows]
     text = report(grid, rows, tmp_path)[1]
     assert "4 rows were edited by hand (losses exchanged): dot product." in text
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("july", "depth2")]
+
+
+@pytest.mark.parametrize("name", ["small", "recipe", *SLOW])
+def test_the_reports_in_the_documents_follow_from_their_results(name, tmp_path, monkeypatch):
+    for figure in ("plot_leads", "plot_sizes", "plot_lines"):
+        monkeypatch.setattr(report_module, figure, lambda *arguments, **options: None)
+    grid = read_grid(RESEARCH / f"{name}.yaml")
+    written = write_report(grid, Results(read_results(RESEARCH / f"{name}.jsonl")), tmp_path / f"{name}.md")[0]
+    text, committed = written.read_text("utf-8"), (RESEARCH / "data" / f"{name}.md").read_text("utf-8")
+    assert text.partition("## Figures")[0] == committed.partition("## Figures")[0]

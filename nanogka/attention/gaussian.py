@@ -40,7 +40,7 @@ def gaussian_attention(
         v: (B, T, H, D_v) values in the same dtype.
         bandwidth: (H,) σ > 0 of each head. Its sign is not checked, because that would wait for a GPU.
         causal: position i sees only j ≤ i.
-        window: only positions at most this far away are seen (0: only itself); `None` for all.
+        window: only positions at most this far back are seen (0: only itself); `None` for all. It must be causal.
         backend: "auto" is torch's fused attention, on CUDA FlashAttention. "reference" is the literal version, T×T.
         equal_key_norms: saves the key bias. Set it only if all keys of a head have the same norm. The gradient of k
             then lacks its component along k, which an RMS norm's backward would remove anyway.
@@ -48,7 +48,7 @@ def gaussian_attention(
     Returns:
         (B, T, H, D_v) in the dtype of `v`. Differentiable in q, k, v and bandwidth.
     """
-    _check(q, k, v, bandwidth, window, backend)
+    _check(q, k, v, bandwidth, causal, window, backend)
     window = clip_window(window, q.shape[1])
     if backend == "reference":
         return gaussian_reference(q, k, v, bandwidth, causal=causal, window=window)
@@ -85,11 +85,12 @@ def softmax_features(q: Tensor, k: Tensor, bandwidth: Tensor) -> tuple[Tensor, T
     return torch.cat([q, ones, q_rest], -1), torch.cat([k, high, low, k_rest], -1)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, window: int | None, backend: str) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, causal: bool, window: int | None, backend: str) -> None:
     if backend not in BACKENDS:
         raise ValueError(f"backend: got {backend!r}, expected {', '.join(BACKENDS)}")
-    if window is not None and window < 0:
-        raise ValueError(f"window: got {window}, expected None or an integer of at least 0")
+    if window is not None and (window < 0 or not causal):
+        expected = "an integer of at least 0" if causal else "attention that is causal"
+        raise ValueError(f"window: got {window}, expected None or {expected}")
     if q.ndim != 4 or q.shape != k.shape or v.shape[:3] != q.shape[:3] or v.ndim != 4:
         raise ValueError(
             "q, k, v: got shapes "

@@ -17,7 +17,8 @@ def gaussian_reference(
     Args and result as `nanogka.attention.gaussian_attention`. Computes in the dtype of its inputs.
     """
     positions = torch.arange(q.shape[1], device=q.device)
-    mask = attention_mask(positions, positions, window, causal)  # (T, T), equation 6
+    mask = attention_mask(positions, positions, window)  # (T, T), equation 6
+    mask = mask if causal else torch.ones_like(mask)
     difference = q.transpose(1, 2)[:, :, :, None] - k.transpose(1, 2)[:, :, None, :]  # (B, H, T, T, D)
     squared_distance = difference.square().sum(-1)  # equation 3
     sigma = bandwidth.to(q.dtype)[None, :, None, None]

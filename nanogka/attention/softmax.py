@@ -1,8 +1,8 @@
 """Masks, and softmax attention on torch's fused kernels, dense or windowed, without a T×T matrix.
 
-`attention_mask` is the one place that defines causality and the window. In a causal layer with window W position i
-sees itself and the W positions before it, 0 ≤ i − j ≤ W (FlashAttention's and nanochat's `(W, 0)`). In a bidirectional
-layer it sees |i − j| ≤ W. `None` is no limit.
+`attention_mask` is the one place that defines causality and the window. With a window W position i sees itself and the
+W positions before it, 0 ≤ i − j ≤ W (FlashAttention's and nanochat's `(W, 0)`). `None` is no limit. Attention that is
+not causal, as images need it, has no window.
 
 On CUDA causal attention is torch's FlashAttention (`varlen_attn`), which knows windows and their backward pass. It is a
 custom operator, so torch.compile keeps it in the graph.
@@ -29,15 +29,11 @@ SHORT = 512  # maximum positions for plain products in 16 bits on a CPU
 SHORT_ELEMENTS = 2**23  # maximum elements B · H · T² of the weights that they keep for the backward pass: 16 MiB
 
 
-def attention_mask(query_positions: Tensor, key_positions: Tensor, window: int | None, causal: bool = True) -> Tensor:
+def attention_mask(query_positions: Tensor, key_positions: Tensor, window: int | None) -> Tensor:
     """The mask (…, T, S): which query, at integer positions (…, T), sees which key, at positions (…, S)."""
     distance = query_positions[..., :, None] - key_positions[..., None, :]
-    if causal:
-        seen = distance >= 0
-        return seen if window is None else seen & (distance <= window)
-    if window is None:
-        return torch.ones_like(distance, dtype=torch.bool)
-    return distance.abs() <= window
+    seen = distance >= 0
+    return seen if window is None else seen & (distance <= window)
 
 
 def clip_window(window: int | None, length: int) -> int | None:
@@ -49,6 +45,7 @@ def softmax_attention(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = True, window: int | None = None
 ) -> Tensor:
     """softmax(scale · q kᵀ + mask) v, of q and k (B, T, H, D) and v (B, T, H, D_v) of any strides."""
+    assert causal or window is None, "a window is causal"
     window = clip_window(window, q.shape[1])
     if causal and backends.use_flash_attention(q, v):
         return backends.flash_attention(q, k, v, scale, window)
@@ -60,8 +57,8 @@ def softmax_attention(
         return sdpa(q, k, v, scale, causal=causal)
     if T <= MASKED:
         positions = torch.arange(T, device=q.device)
-        return sdpa(q, k, v, scale, mask=attention_mask(positions, positions, window, causal))
-    return _causal_blocks(q, k, v, scale, window) if causal else _bidirectional_blocks(q, k, v, scale, window)
+        return sdpa(q, k, v, scale, mask=attention_mask(positions, positions, window))
+    return _causal_blocks(q, k, v, scale, window)
 
 
 def _plain_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
@@ -126,20 +123,3 @@ def _split(x: Tensor, blocks: int, block: int) -> Tensor:
     if missing > 0:
         x = F.pad(x, (0, 0, 0, 0, 0, missing))
     return x[:, : blocks * block].unflatten(1, (blocks, block))
-
-
-def _bidirectional_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-    """Blocks of queries one after the other, each against the keys within `window` of it on both sides."""
-    length, block = q.shape[1], _block_size(window)
-    outputs = []
-    for start in range(0, length, block):
-        stop = min(start + block, length)
-        keys = slice(max(0, start - window), min(length, stop + window))
-        mask = attention_mask(
-            torch.arange(start, stop, device=q.device),
-            torch.arange(keys.start, keys.stop, device=q.device),
-            window,
-            causal=False,
-        )
-        outputs.append(sdpa(q[:, start:stop], k[:, keys], v[:, keys], scale, mask=mask))
-    return torch.cat(outputs, dim=1)

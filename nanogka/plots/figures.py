@@ -16,6 +16,7 @@ from nanogka.common.formatting import number, shorten
 from nanogka.evaluate.intervals import Interval
 from nanogka.model.mixers import MIXERS
 from nanogka.plots.html import dark_twin
+from nanogka.plots.series import subsample
 from nanogka.plots.style import (
     COLORS,
     DARK_INK,
@@ -37,7 +38,6 @@ from nanogka.plots.style import (
     token_axis,
 )
 from nanogka.plots.trained_run import TrainedRun
-from nanogka.runs import subsample
 
 # Inches. The page scales all figures to its width. With a common width, text has the same size in all of them.
 WIDTH = 11.0

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nanogka.common.cli import flags_of
-from nanogka.runs import CONFIG, METRICS, Run, column, find_run, open_latest, sigma_over_training, trained_at
+from nanogka.plots.series import sigma_over_training
+from nanogka.runs import CONFIG, METRICS, Run, column, find_run, open_latest, trained_at
 from nanogka.train.settings import TrainSettings, complete_settings
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from nanogka.common.formatting import shorten
+from nanogka.plots.series import subsample
 from nanogka.plots.style import INK, MAP_STYLE, drawable, new_figure
-from nanogka.runs import subsample
 from nanogka.visualize.analysis import without_diagonal
 
 MAX_TICKS = 32  # token labels per axis

@@ -14,7 +14,7 @@ import torch
 
 from nanogka.common.files import atomic_write
 from nanogka.model.layers import GAUSSIAN_FORMULA
-from nanogka.runs import sigma_over_training, subsample
+from nanogka.plots.series import sigma_over_training, subsample
 from nanogka.visualize.capture import MEASURES, TracedRun, clearest_look_back, token_labels
 from nanogka.web.page import as_data, document, fill, parts_of
 

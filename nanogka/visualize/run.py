@@ -14,8 +14,9 @@ from nanogka.data.conversation import Conversation
 from nanogka.generate.engine import Engine
 from nanogka.generate.prompt import prompt_of
 from nanogka.generate.settings import SamplingParams
+from nanogka.plots.series import sigma_over_training
 from nanogka.plots.style import save
-from nanogka.runs import CONFIG, METRICS, LoadedRun, sigma_over_training
+from nanogka.runs import CONFIG, METRICS, LoadedRun
 from nanogka.visualize.capture import MEASURES, TracedRun, capture
 from nanogka.visualize.figures import plot_heads, plot_matrices
 from nanogka.visualize.page import write_page

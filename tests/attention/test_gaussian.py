@@ -37,7 +37,7 @@ def numpy_attention(q, k, v, sigma, mask):
     return np.einsum("bijh,bjhd->bihd", kernel / kernel.sum(2, keepdims=True), v)
 
 
-@pytest.mark.parametrize("causal,window", [(True, None), (True, 0), (True, 3), (True, 15), (False, None), (False, 2)])
+@pytest.mark.parametrize("causal,window", [(True, None), (True, 0), (True, 3), (True, 15), (False, None)])
 def test_reference_agrees_with_numpy(causal, window):
     q, k, v, sigma = (t.detach() for t in features(17, 8, same=False, normalized=False))
     i, j = np.indices((17, 17))
@@ -53,7 +53,7 @@ CAUSAL = [(1, 0), (2, 1), (63, 5), (63, None), (256, 64), (257, 0), (273, 64), (
 
 @pytest.mark.parametrize(
     "T,window,causal",
-    [*((*case, True) for case in CAUSAL), (73, None, False), (73, 9, False), (257, 0, False), (273, 9, False)],
+    [*((*case, True) for case in CAUSAL), (73, None, False), (273, None, False)],
 )
 def test_fused_agrees_with_reference_in_float64(T, window, causal):
     cases = itertools.product((True, False), (True, False), (8,) if T > 63 else (8, 128))
@@ -126,3 +126,5 @@ def test_bad_inputs_are_named(name, value):
     good = {name: torch.zeros(2, 4, 2, 8) for name in "qkv"} | {"bandwidth": torch.ones(2)}
     with pytest.raises(ValueError, match=f"{name}.*: got "):
         gaussian_attention(**good | {name: value})
+    with pytest.raises(ValueError, match="window: got 2, expected None or attention that is causal"):
+        gaussian_attention(**good, window=2, causal=False)

@@ -6,9 +6,9 @@ finished epoch. A resumed run draws the order and augmentation of an epoch from 
 so it repeats what an uninterrupted run does.
 """
 
+import io
 import json
 import math
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -37,8 +37,8 @@ from tqdm import tqdm
 
 from nanogka.checkpoint import check_finite, check_optimizer_state, check_weights, read_torch
 from nanogka.common.distributed import Ranks
-from nanogka.common.errors import Errors
-from nanogka.common.files import annotate_oserror, atomic_write, base_dir, expand_path, fsync
+from nanogka.common.errors import Errors, in_one_line
+from nanogka.common.files import atomic_write, base_dir, expand_path
 from nanogka.common.formatting import shorten
 from nanogka.common.runtime import describe_hardware, pick_device, pick_dtype
 from nanogka.vision import models  # noqa: F401 (registers the models)
@@ -75,7 +75,7 @@ def timm_errors(flag: str) -> Iterator[None]:
     try:
         yield
     except (AssertionError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"{flag}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        raise ValueError(f"{flag}: {in_one_line(error)}") from error
 
 
 def open_images(settings: VisionSettings, split: str, channels: int) -> Dataset:
@@ -99,40 +99,31 @@ def count_classes(images: Dataset) -> int:
     return len(classes)
 
 
-def train_transform(settings: VisionSettings, model: dict) -> Callable[[Image.Image], Tensor]:
-    """timm's augmentation with DeiT's settings."""
-    channels, size = model["in_chans"], model["img_size"]
+def image_transforms(settings: VisionSettings, model: dict) -> tuple[Callable, Callable]:
+    """timm's augmentation with DeiT's settings; and for held-out images a resize and a crop at the center."""
+    shape = (model["in_chans"], model["img_size"], model["img_size"])
+    common = {"interpolation": "bicubic", "mean": model["mean"], "std": model["std"]}
     with timm_errors("--auto-augment"):
-        transform = create_transform(
-            (channels, size, size),
+        augment = create_transform(
+            shape,
             is_training=True,
             scale=(settings.crop_scale, 1.0),
-            color_jitter=0.3 if channels == 3 else None,
+            color_jitter=0.3 if shape[0] == 3 else None,
             auto_augment=None if settings.auto_augment == "none" else settings.auto_augment,
-            interpolation="bicubic",
-            mean=model["mean"],
-            std=model["std"],
             re_prob=settings.random_erasing,
             re_mode="pixel",
+            **common,
         )
-    for step in transform.transforms:
+    for step in augment.transforms:
         for operation in step.ops if isinstance(step, RandAugment) else ():
             if operation.aug_fn is posterize:
                 operation.aug_fn = _posterize
-    return transform
+    return augment, create_transform(shape, crop_pct=model["crop_pct"], **common)
 
 
 def _posterize(picture: Image.Image, bits: int, **options: object) -> Image.Image:
     """timm's posterize, but 0 bits give a black picture: rand-m9-mstd0.5-inc1 asks for them and Pillow 13 fails."""
     return posterize(picture, bits, **options) if bits else picture.point(lambda _: 0)
-
-
-def val_transform(model: dict) -> Callable[[Image.Image], Tensor]:
-    """Resize and crop at the center, without augmentation."""
-    shape = (model["in_chans"], model["img_size"], model["img_size"])
-    return create_transform(
-        shape, interpolation="bicubic", mean=model["mean"], std=model["std"], crop_pct=model["crop_pct"]
-    )
 
 
 def build_sampler(images: Dataset, settings: VisionSettings, ranks: Ranks) -> RepeatAugSampler:
@@ -171,11 +162,11 @@ def plan_images(settings: VisionSettings, ranks: Ranks) -> ImagePlan:
     model = {"name": settings.model, "img_size": size, "in_chans": channels, "drop_path_rate": settings.drop_path}
     model |= {"mean": list(known.mean), "std": list(known.std), "crop_pct": known.crop_pct}
     train_set, val_set = (open_images(settings, split, channels) for split in ("train", "validation"))
-    train_set.transform, val_set.transform = train_transform(settings, model), val_transform(model)
+    train_set.transform, val_set.transform = image_transforms(settings, model)
     model["num_classes"] = count_classes(train_set)
     with torch.device("meta"):
         build_model(model)
-    per_rank = len(list(build_sampler(train_set, settings, ranks)))
+    per_rank = len(build_sampler(train_set, settings, ranks))
     errors.require(per_rank >= batch // world, "batch_size", batch, f"at most the {per_rank * world:,} of an epoch")
 
     name = settings.dataset.rpartition("/")[2] or expand_path(settings.data_dir).name
@@ -342,14 +333,9 @@ def measure_accuracy(model: nn.Module, run: ImagePlan) -> dict[str, float]:
 
 def finish_epoch(run: ImagePlan, row: dict, parts: dict) -> None:
     """Write the checkpoint, then the line of the log, and print the line."""
-    path, partial = run.folder / "last.pt", run.folder / "last.pt.partial"
-    with annotate_oserror(path):
-        try:
-            torch.save({name: part.state_dict() for name, part in parts.items()} | {"epoch": row["epoch"]}, partial)
-            fsync(partial)
-            os.replace(partial, path)  # a crash while writing leaves the last epoch's file
-        finally:
-            partial.unlink(missing_ok=True)  # the next attempt needs the space on a full disk
+    content = io.BytesIO()
+    torch.save({name: part.state_dict() for name, part in parts.items()} | {"epoch": row["epoch"]}, content)
+    atomic_write(run.folder / "last.pt", content.getvalue())
     with open(run.folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps(row) + "\n")
     print("  ".join(f"{name} {value:.4g}" for name, value in row.items()), flush=True)

@@ -25,13 +25,14 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import Field, dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
 from nanogka.common import nanochat
 from nanogka.common.errors import Errors, SettingsError
-from nanogka.common.files import expand_path, read_yaml
+from nanogka.common.files import base_dir, expand_path, read_yaml
 from nanogka.common.formatting import as_started, say
 from nanogka.common.signals import Terminated, terminated_by_signal
 from nanogka.common.validate import convert
@@ -209,7 +210,7 @@ def run_script(function: Callable[[], object], script: str) -> int:
             result = function()
     except (ValueError, OSError) as error:
         for line in str(error).splitlines() or [type(error).__name__]:
-            say(as_started(f"{script}: {line}"))
+            say(as_started(f"{script}: {line}{_place_hint(error)}"))
         return 2 if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG else 1
     except (KeyboardInterrupt, Terminated) as stopped:
         with suppress(OSError):  # the terminal is gone after SIGHUP
@@ -217,6 +218,17 @@ def run_script(function: Callable[[], object], script: str) -> int:
             say(f"{script}: ended by {getattr(stopped, 'name', 'SIGINT')}")
         return getattr(stopped, "code", 130)
     return result if isinstance(result, int) else 0
+
+
+def _place_hint(error: Exception) -> str:
+    """What to do if this user cannot write the folder of all outputs, as where the home folder does not exist."""
+    name = error.filename if isinstance(error, OSError) else None
+    if not isinstance(name, str) or os.environ.get("NANOGKA_BASE_DIR"):
+        return ""
+    outputs, path = base_dir(), Path(name)
+    concerned = outputs in (path, *path.parents) or path in outputs.parents
+    refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    return "; set NANOGKA_BASE_DIR to a folder that you can write" if concerned and refused else ""
 
 
 def print_json(document: object, always: bool) -> None:

@@ -19,13 +19,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
-from filelock import BaseFileLock, FileLock
+from filelock import BaseFileLock, FileLock, Timeout
+
+from nanogka.common.formatting import say
 
 MAX_YAML_BYTES = 2**15  # the parser is written in Python: 250 KB take it seconds, and a run's configuration has 2 KB
 MAX_JSON_BYTES = 2**26
 MAX_DATA_BYTES = 2**30
 BLOCK = 2**20  # bytes to read at once
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+NO_FOLDER_SYNC = (*NOT_SUPPORTED, errno.EBADF, errno.EACCES, errno.EPERM)
+NOTICE_SECONDS = 10.0  # of waiting for a lock
 MAX_FOLDERS = 256  # in a path
 LEFTOVER_SECONDS = 86_400  # a temporary file as old as this belongs to no running process
 
@@ -34,8 +38,8 @@ def base_dir() -> Path:
     """The folder of all outputs: `NANOGKA_BASE_DIR`, or `~/.cache/nanogka`. Raises ValueError if there is no home."""
     named = os.environ.get("NANOGKA_BASE_DIR") or "~/.cache/nanogka"
     folder = expand_path(named)
-    if folder.parts[:1] == ("~",):  # a user without HOME and without an entry in the system's list of users
-        raise ValueError(f"NANOGKA_BASE_DIR: got {named!r}, but this user has no home folder; expected another folder")
+    if str(folder).startswith("~"):  # the system does not know the user, or has no home folder for this one
+        raise ValueError(f"NANOGKA_BASE_DIR: got {named!r}, whose home folder is unknown; expected another folder")
     return folder
 
 
@@ -141,9 +145,11 @@ def atomic_write(path: Path, content: str | bytes, private: bool = False) -> Non
             path.write_bytes(data)
             return
         try:
-            with partial.open("wb") as file:
-                if private:
-                    os.fchmod(file.fileno(), 0o600)
+            partial.unlink(missing_ok=True)  # it would keep its mode
+            # The mode is given at the creation: some file systems have no modes, and refuse to change them.
+            with open(
+                os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666), "wb"
+            ) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -179,7 +185,7 @@ def acquire(lock: FileLock, timeout: float = -1) -> BaseFileLock:
     """Acquire `lock`, which a `with` block releases, as does the system when the process ends.
 
     Raises OSError that names the folder if no file can be made in it or if its file system has no locks, and
-    `filelock.Timeout` after `timeout` seconds; a negative one waits forever.
+    `filelock.Timeout` after `timeout` seconds; a negative one waits forever, with a notice.
     """
     folder = Path(lock.lock_file).parent
     try:
@@ -188,13 +194,33 @@ def acquire(lock: FileLock, timeout: float = -1) -> BaseFileLock:
     except OSError as error:
         raise OSError(error.errno, error.strerror, lock.lock_file) from error
     try:
-        lock.acquire(timeout)
+        lock.acquire(NOTICE_SECONDS if timeout < 0 else timeout)
+    except Timeout:
+        if timeout >= 0:
+            raise
+        say(f"waiting for {holder_of(lock)}")
+        lock.acquire()
     except OSError as error:
         if error.errno not in (errno.ENOLCK, *NOT_SUPPORTED):
-            raise
+            raise OSError(error.errno, error.strerror, lock.lock_file) from error
         why = f"{error.strerror}; the file system of this folder cannot lock files: mount it with locks (flock), or set"
         raise OSError(error.errno, f"{why} NANOGKA_BASE_DIR to a folder on another one", str(folder)) from error
     return lock
+
+
+def holder_of(lock: FileLock) -> str:
+    """Describe the process that holds `lock`.
+
+    A file system without flock has a file for a lock, which names the process. If that has ended, filelock deletes the
+    file on the same machine. Elsewhere nobody can know, so the text says what to do.
+    """
+    process = machine = ""
+    with suppress(OSError, ValueError):
+        process, machine = (read_text(Path(lock.lock_file), MAX_YAML_BYTES).splitlines() + ["", ""])[:2]
+    if not machine:
+        return f"another process, which holds {lock.lock_file}"
+    remedy = f"if that has ended, delete {lock.lock_file}"
+    return f"process {process} on the machine {machine}, which writes here; {remedy}"
 
 
 def build_once(
@@ -238,11 +264,12 @@ def sha256_of(path: Path) -> str:
 
 def fsync(path: Path) -> None:
     """Write a file or folder to the disk. A file system that cannot do this for a folder does it in its own time."""
-    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError as error:  # some network and shared folders refuse it, although their files are safe
-        if error.errno not in NOT_SUPPORTED or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        if error.errno not in NO_FOLDER_SYNC or not path.is_dir():
             raise
-    finally:
-        os.close(descriptor)

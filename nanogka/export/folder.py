@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -89,7 +90,8 @@ def _write_files(folder: Path, documents: dict[str, str | dict], weights: dict[s
         text = content if isinstance(content, str) else json.dumps(content, indent=1) + "\n"
         (folder / name).write_text(text, encoding="utf-8")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    shutil.copymode(folder / "config.json", folder / "model.safetensors")  # the library writes it with mode 0600
+    with suppress(OSError):  # not every file system has modes; the library writes this file with mode 0600
+        shutil.copymode(folder / "config.json", folder / "model.safetensors")
 
 
 def _documents(run: LoadedRun, question: str) -> dict[str, str | dict]:

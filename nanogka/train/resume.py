@@ -25,7 +25,7 @@ from nanogka.checkpoint import (
 )
 from nanogka.common.cli import flag_name
 from nanogka.common.errors import differences
-from nanogka.common.files import acquire
+from nanogka.common.files import acquire, holder_of
 from nanogka.common.formatting import gigabytes, shorten
 from nanogka.model import GPT
 from nanogka.runs import METRICS, read_metrics
@@ -99,7 +99,7 @@ def claim(plan: TrainPlan) -> Iterator[Start]:
                     notes += check_disk(plan)
                     try_checkpoint(plan.folder if plan.folder.is_dir() else plan.folder.parent)
             except Timeout:
-                text = f"run: {plan.folder} is being trained by another process; wait for it, or --run NAME"
+                text = f"run: {plan.folder} is being trained by {holder_of(lock)}; wait for it, or --run NAME"
                 problem = ValueError(text)
             except (ValueError, OSError) as error:
                 problem = error

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from nanogka.checkpoint import MANIFEST
 from nanogka.common.digest import digest, digest_of_file
+from nanogka.common.formatting import say
 from nanogka.data import open_corpus
 from nanogka.data.conversation import Conversation
 from nanogka.generate.engine import Engine
@@ -79,7 +80,10 @@ def visualize(
     """
     folder.mkdir(parents=True, exist_ok=True)
     if private:
-        folder.chmod(0o700)
+        try:
+            folder.chmod(0o700)
+        except OSError as error:  # some file systems have no modes
+            say(f"{folder}: cannot be closed to other users ({error.strerror})")
     for name, figure in _figures(traced[0]):
         save(figure, folder / f"{name}.png")
     return write_page(traced, folder / PAGE, token, made_from)

@@ -1,5 +1,6 @@
 """Command lines from a dataclass: every bad flag at once, `--config`, and exit codes."""
 
+import errno
 import json
 import os
 import subprocess
@@ -155,6 +156,17 @@ def fail(error):
 def test_what_a_user_got_wrong_ends_without_a_traceback(error, code, text, capsys):
     assert run_script(lambda: fail(error), "tool") == code
     assert capsys.readouterr().err == text
+
+
+@pytest.mark.parametrize(
+    "path, named, hint", [("/home/x", "", True), ("/home/x/.cache/nanogka/runs/a", "", True), ("/data/a", "", False)]
+    + [("/home/x", "/home/x/runs", False)]
+)  # fmt: skip
+def test_a_home_that_cannot_be_written_names_the_variable(path, named, hint, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", "/home/x")
+    monkeypatch.setenv("NANOGKA_BASE_DIR", named)
+    assert run_script(lambda: fail(PermissionError(errno.EACCES, "Permission denied", path)), "tool") == 1
+    assert ("set NANOGKA_BASE_DIR to a folder that you can write\n" in capsys.readouterr().err) == hint
 
 
 def test_our_own_errors_keep_their_traceback_and_codes_pass_through():

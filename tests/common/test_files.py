@@ -3,11 +3,16 @@
 import errno
 import fcntl
 import os
+import socket
+import subprocess
+import sys
+import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from full_disk import full_disk
 
 from nanogka.common.files import (
@@ -17,6 +22,7 @@ from nanogka.common.files import (
     base_dir,
     expand_path,
     fsync,
+    holder_of,
     open_regular,
     parse_yaml,
     read_json,
@@ -68,8 +74,6 @@ def test_an_unknown_user_name_in_a_path_is_a_plain_name(monkeypatch):
     assert str(expand_path("~/x")) == "/somewhere/x"
     monkeypatch.delenv("NANOGKA_BASE_DIR", raising=False)
     assert str(base_dir()) == "/somewhere/.cache/nanogka"
-    monkeypatch.setenv("NANOGKA_BASE_DIR", "~no-such-user")
-    assert str(base_dir()) == "~no-such-user"
 
 
 BOMB = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" for i in range(12))
@@ -113,7 +117,10 @@ def test_sizes_and_kinds_of_files_are_bounded(tmp_path):
         open_regular(sparse, 3)
 
 
-@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS])
+NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES)
+
+
+@pytest.mark.parametrize("code", NO_FOLDER_SYNC)
 def test_a_folder_that_cannot_be_synced_is_no_error_and_a_file_is(tmp_path, monkeypatch, code):
     def refuse(descriptor):
         raise OSError(code, os.strerror(code))
@@ -123,6 +130,25 @@ def test_a_folder_that_cannot_be_synced_is_no_error_and_a_file_is(tmp_path, monk
     (tmp_path / "a").write_text("a")
     with pytest.raises(OSError, match=os.strerror(code)):
         fsync(tmp_path / "a")
+
+
+def test_a_disk_that_fails_is_an_error_of_folders_too(tmp_path, monkeypatch):
+    def fail(descriptor):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        fsync(tmp_path)
+
+
+def test_a_private_file_is_written_where_modes_cannot_be_changed(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    for name in ("chmod", "fchmod"):  # as on exFAT and some network folders
+        monkeypatch.setattr(os, name, refuse)
+    atomic_write(tmp_path / "mine", "text", private=True)
+    assert (tmp_path / "mine").read_text() == "text"
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP])
@@ -140,16 +166,74 @@ def test_a_file_system_without_locks_works_or_is_named_and_never_waits(tmp_path,
             acquire(FileLock(path))
 
 
+HOLD = """
+import errno, fcntl, sys, warnings
+def refuse(*_):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+fcntl.flock = refuse
+warnings.simplefilter("ignore")
+from filelock import FileLock, Timeout
+lock = FileLock(sys.argv[1])
+lock.acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_without_flock_a_killed_holder_on_this_machine_blocks_nobody_and_one_on_another_is_named(
+    tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / ".x.lock"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], text=True, **pipes)
+    assert holder.stdout.readline() == "held\n"
+
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr("nanogka.common.files.NOTICE_SECONDS", 0.2)
+    warnings.simplefilter("ignore")
+    try:
+        assert holder_of(FileLock(path)).startswith(f"process {holder.pid} on the machine {socket.gethostname()}")
+        with pytest.raises(Timeout):
+            acquire(FileLock(path), timeout=0)
+    finally:
+        holder.kill()
+        holder.communicate()
+    with acquire(FileLock(path)):
+        record = path.read_text()
+    # What a killed holder on another machine leaves. It is deleted by hand while this process waits.
+    path.write_text(record.replace(str(os.getpid()), "4711").replace(socket.gethostname(), "node-17"))
+    threading.Timer(1.0, path.unlink).start()
+    with acquire(FileLock(path)):
+        said = capsys.readouterr().err
+    assert (
+        f"waiting for process 4711 on the machine node-17, which writes here; if that has ended, delete {path}" in said
+    )
+
+
+def test_a_process_that_waits_for_another_says_so(tmp_path, monkeypatch, capsys):
+    path = tmp_path / ".x.lock"
+    monkeypatch.setattr("nanogka.common.files.NOTICE_SECONDS", 0.1)
+    with path.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        threading.Timer(0.5, fcntl.flock, (held, fcntl.LOCK_UN)).start()
+        with acquire(FileLock(path)):
+            pass
+    assert capsys.readouterr().err == f"waiting for another process, which holds {path}\n"
+
+
 def test_a_lock_where_no_file_can_be_made_raises(tmp_path):
     with pytest.raises(FileNotFoundError):
         acquire(FileLock(tmp_path / "none" / ".x.lock"))
 
 
-@pytest.mark.parametrize("named", [None, "~", "~/x"])
+@pytest.mark.parametrize("named", [None, "~", "~/x", "~nobody-known/x"])
 def test_a_user_without_a_home_is_told_to_name_a_folder(monkeypatch, named):
     monkeypatch.setattr(os.path, "expanduser", lambda path: os.fspath(path))  # as without HOME and a passwd entry
     monkeypatch.setenv("NANOGKA_BASE_DIR", named) if named else monkeypatch.delenv("NANOGKA_BASE_DIR", raising=False)
-    with pytest.raises(ValueError, match="^NANOGKA_BASE_DIR: got .*has no home folder"):
+    with pytest.raises(ValueError, match="^NANOGKA_BASE_DIR: got .*whose home folder is unknown"):
         base_dir()
 
 

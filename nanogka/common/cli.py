@@ -222,10 +222,9 @@ def run_script(function: Callable[[], object], script: str) -> int:
 
 def _place_hint(error: Exception) -> str:
     """What to do if this user cannot write the folder of all outputs, as where the home folder does not exist."""
-    name = error.filename if isinstance(error, OSError) else None
-    if not isinstance(name, str) or os.environ.get("NANOGKA_BASE_DIR"):
+    if not isinstance(error, OSError) or not isinstance(error.filename, str) or os.environ.get("NANOGKA_BASE_DIR"):
         return ""
-    outputs, path = base_dir(), Path(name)
+    outputs, path = base_dir(), Path(error.filename)
     concerned = outputs in (path, *path.parents) or path in outputs.parents
     refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
     return "; set NANOGKA_BASE_DIR to a folder that you can write" if concerned and refused else ""

@@ -7,7 +7,7 @@ from nanogka.common.files import expand_path
 from nanogka.data.corpus import Corpus, read_manifest
 from nanogka.data.embedded import embedded_corpus
 from nanogka.data.hub_corpora import HUB_CORPORA
-from nanogka.data.own_text import find_files, left_out, text_corpus
+from nanogka.data.own_text import find_files, kind_of, left_out, text_corpus
 from nanogka.data.wheels import docstring_corpus
 
 
@@ -33,6 +33,6 @@ def open_corpus(path: str | Path) -> Corpus:
         raise ValueError(f"data: got {str(path)!r}, which does not exist; expected {names}, a folder or a text file")
     files = find_files(path)
     # A folder with a manifest is one of shards, of which all but one may be missing.
-    if files[0].suffix == ".parquet" and (len(files) > 1 or read_manifest(path) is not None):
+    if kind_of(files[0]) == ".parquet" and (len(files) > 1 or read_manifest(path) is not None):
         return Corpus(path, files, note=left_out(path, files))
     return text_corpus(path, files)

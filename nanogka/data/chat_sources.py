@@ -1,10 +1,8 @@
 """Sources of conversations to learn from: memory, files (.jsonl, .json, .parquet), datasets of the Hugging Face hub."""
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanogka.common.errors import Errors
-from nanogka.common.files import expand_path, first_line, read_text
+from nanogka.common.files import expand_path, first_line
 from nanogka.data.chat_forms import COLUMNS, expected_form, form_of
 from nanogka.data.conversation import Conversation
 from nanogka.data.hub import Hub
-from nanogka.data.own_text import json_lines, kind_of, parse_json_line, read_each, unique_files
+from nanogka.data.own_text import LINES_SUFFIXES, json_entries, kind_of, parse_json_line, read_each, unique_files
 
 VAL_SPLITS = ("test", "validation", "val")
 ROWS_AT_ONCE = 256  # of a parquet file: a few compressed bytes can stand for a long text in each row
@@ -39,14 +37,14 @@ class ConversationSource:
 def file_source(path: str | Path) -> ConversationSource:
     """A file with conversations, or all such files of a folder by name.
 
-    A line of a .jsonl file (also as .gz or .zst) is an object of a form that `chat_forms` lists, a .json file is a list
-    of such objects or has one per line, and a .parquet file has their keys as columns.
+    A line of a .jsonl file is an object of a form that `chat_forms` lists. A .json file is a list of such objects, or
+    has one per line. Both may be compressed (.gz, .zst). A .parquet file has their keys as columns.
     """
     path = expand_path(path)
     entries = sorted(path.iterdir()) if path.is_dir() else [path]
     files = [file for file in entries if kind_of(file) in FILE_READERS and not file.name.startswith(".")]
     if not files:
-        expected = "the name of a source, or .jsonl (also as .gz or .zst), .json or .parquet files"
+        expected = "the name of a source, or .jsonl, .json (also as .gz or .zst) or .parquet files"
         raise ValueError(f"data: got {str(path)!r}, expected {expected}")
     errors = Errors()
     for file in files:
@@ -66,32 +64,6 @@ def file_source(path: str | Path) -> ConversationSource:
 
 def _from_file(value: object) -> Conversation:
     return Conversation.from_json(parse_json_line(value) if isinstance(value, bytes) else value)
-
-
-def _jsonl(file: Path) -> Iterator[Entry]:
-    return ((f"{file}, line {number}", line) for number, line in json_lines(file))
-
-
-def _json(file: Path) -> Iterator[Entry]:
-    try:
-        content = json.loads(read_text(file))
-    except (ValueError, RecursionError) as error:
-        if _has_json_lines(file):  # many files with an object per line are called .json
-            yield from _jsonl(file)
-            return
-        raise ValueError(f"{file}: is not JSON ({first_line(error)})") from None
-    if not isinstance(content, list):
-        raise ValueError(f"{file}: holds {type(content).__name__}, expected a list of conversations")
-    yield from ((f"{file}, number {number}", value) for number, value in enumerate(content, 1))
-
-
-def _has_json_lines(file: Path) -> bool:
-    """True if the first line of a file is a JSON object and others follow."""
-    try:
-        lines = [parse_json_line(line) for _, line in islice(json_lines(file), 2)]
-    except ValueError:
-        return False
-    return len(lines) == 2 and isinstance(lines[0], dict)
 
 
 def _columns(file: Path) -> list[str]:
@@ -117,7 +89,7 @@ def _parquet(file: Path) -> Iterator[Entry]:
         raise ValueError(f"{file}: cannot be read after row {number:,} ({first_line(error)})") from error
 
 
-FILE_READERS = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet}
+FILE_READERS = {".parquet": _parquet} | dict.fromkeys((".json", *LINES_SUFFIXES), json_entries)
 
 
 def require_form(name: str, columns: Sequence[str]) -> None:

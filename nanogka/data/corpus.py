@@ -26,6 +26,10 @@ MANIFEST = "corpus.json"
 MAX_DOCUMENT_CHARS = 8_000_000  # the rest of a longer row is dropped: tiktoken needs 40 bytes per character
 CACHED_BLOCKS = 3  # the streams of a loader read the same few row groups at the same time
 OPEN_FILES = 4
+# Types of a column of text. Programs that do not mark text as such write bytes; they are checked when they are read.
+TEXT_TYPES = (
+    pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary, pa.types.is_large_binary,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ def read_footer(file: Path, column: str = COLUMN) -> tuple[pq.FileMetaData, byte
         raise ValueError(f"{file}: has the columns {', '.join(schema.names) or '(none)'}, expected {column!r}{hint}")
     kind = schema.field(schema.names.index(column)).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not any(is_text(value) for is_text in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
+    if not any(is_text(value) for is_text in TEXT_TYPES):
         raise ValueError(f"{file}: the column {column!r} holds {kind}, expected strings")
     return metadata, raw
 

@@ -1,8 +1,8 @@
 """The user's own text, .jsonl, .csv and .parquet files, as documents and as a corpus.
 
-A line of a .jsonl file is one document: an object with the text under `text`. So is a row of a .csv file, whose first
-line names the columns. A small text file (.txt, .md, .rst, .py) is one document; a longer one is cut at blank lines.
-All but parquet may be compressed (.gz, .zst).
+A line of a .jsonl file is one document: an object with the text under `text`. So is an element of a list in a .json
+file, and a row of a .csv file, whose first line names the columns. A small text file (.txt, .md, .rst, .py) is one
+document; a longer one is cut at blank lines. All but parquet may be compressed (.gz, .zst).
 
 Text is read once, into parquet shards in `NANOGKA_BASE_DIR/corpora`. Training then reads a corpus like any other, and a
 file that changes during a run does no harm.
@@ -12,20 +12,29 @@ import csv
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanogka.common.errors import Errors
-from nanogka.common.files import MAX_JSON_BYTES, base_dir, build_once, expand_path, first_line, open_regular
+from nanogka.common.files import (
+    MAX_DATA_BYTES,
+    MAX_JSON_BYTES,
+    base_dir,
+    build_once,
+    expand_path,
+    first_line,
+    open_regular,
+)
 from nanogka.common.formatting import first_few, shorten
 from nanogka.data.corpus import COLUMN, MANIFEST, Corpus, document_or_none, read_footer, read_row_group, to_texts
 from nanogka.data.sharding import write_corpus
@@ -34,9 +43,16 @@ from nanogka.tokenizer import check_text
 T = TypeVar("T")
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
+LINES_SUFFIXES = (".jsonl", ".ndjson")
+TABLE_SUFFIXES = (".csv", ".tsv")
+DELIMITERS = ",;\t|"  # of .csv files, the usual one first; spreadsheets write others in some countries
 COMPRESSIONS = (".gz", ".zst")
-BYTE_ORDER_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16
-EXPECTED = "a .parquet, .jsonl, .txt, .md, .rst, .py or .csv file (not .parquet: also .gz, .zst), or a folder of them"
+# Of encodings that are not UTF-8; the longer ones first, because they begin like others.
+BYTE_ORDER_MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+EXPECTED = (
+    "a .parquet, .jsonl, .json, .txt, .md, .rst, .py, .csv or .tsv file (not .parquet: also .gz, .zst), or a folder of"
+    " them"
+)
 SKIP_HINT = "; correct them, or leave them out with `scripts.make_shards --bad-files skip`"
 OTHER_SPLIT = re.compile(r"(?<![a-z])(test|testing|eval|evaluation|val|valid|validation|dev)(?![a-z])", re.IGNORECASE)
 FORMAT = 3  # raise when the same files would give other shards
@@ -45,21 +61,22 @@ LONGEST_CHARS = 4 * DOCUMENT_CHARS  # … or here, if there is no blank line
 
 
 def kind_of(file: Path) -> str:
-    """The kind of a file: its suffix, without that of a compression."""
-    return Path(file.stem).suffix if file.suffix in COMPRESSIONS else file.suffix
+    """The kind of a file: its suffix in small letters, without that of a compression."""
+    name = Path(file.name.lower())
+    return Path(name.stem).suffix if name.suffix in COMPRESSIONS else name.suffix
 
 
 def find_files(path: Path) -> list[Path]:
-    """The parquet files of a folder, if it has none its text files, if it has none of these its .csv files.
+    """The parquet files of a folder, if it has none its text files, then its tables, then its .json files.
 
     Of a folder that has nothing but folders, as the corpora of the hub have, the parquet files in these. Or `path`, if
     it is one of these files. Raises ValueError if there is none.
     """
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     files = [file for file in files if file.is_file() and not file.name.startswith(".")]
-    shards = [file for file in files or _below(path) if file.suffix == ".parquet"]
-    found = shards or [file for file in files if kind_of(file) in (*TEXT_SUFFIXES, ".jsonl")]
-    found = found or [file for file in files if kind_of(file) == ".csv"]
+    shards = [file for file in files or _below(path) if kind_of(file) == ".parquet"]
+    tiers = ((*TEXT_SUFFIXES, *LINES_SUFFIXES), TABLE_SUFFIXES, (".json",))
+    found = shards or next(filter(None, ([f for f in files if kind_of(f) in tier] for tier in tiers)), [])
     if not found:
         raise ValueError(f"data: got {str(path)!r}, expected {EXPECTED}{_remedy(path, files)}")
     return unique_files(found)
@@ -81,7 +98,9 @@ def unique_files(files: Sequence[Path]) -> list[Path]:
 
 
 def _remedy(path: Path, files: Sequence[Path]) -> str:
-    """What to do if nothing in `path` can be read, from what it holds."""
+    """What to do if nothing in `path` can be read, from what it is or holds."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        return "; it is a pipe or a device: write its content to a file first"
     folders = sorted(entry.name for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
     if folders and not files:
         return f"; it has only subfolders, and no .parquet files in them: name one of them ({first_few(folders)})"
@@ -175,7 +194,8 @@ def readable(files: Sequence[Path], column: str, log: Callable[[str], None]) -> 
 
 
 def _documents_of(file: Path, column: str) -> Iterator[str | None]:
-    readers = {".parquet": _parquet, ".jsonl": _jsonl, ".csv": _csv} | dict.fromkeys(TEXT_SUFFIXES, _text)
+    readers = {".parquet": _parquet, ".json": _json} | dict.fromkeys(LINES_SUFFIXES, _json)
+    readers |= dict.fromkeys(TABLE_SUFFIXES, _csv) | dict.fromkeys(TEXT_SUFFIXES, _text)
     return readers[kind_of(file)](file, column)
 
 
@@ -186,15 +206,17 @@ def _parquet(file: Path, column: str) -> Iterator[str | None]:
             yield from to_texts(read_row_group(opened, file, group, column), file, group)
 
 
-def _jsonl(file: Path, column: str) -> Iterator[str | None]:
-    for number, line in json_lines(file):
+def _json(file: Path, column: str) -> Iterator[str | None]:
+    for place, entry in json_entries(file):
         try:
-            value = parse_json_line(line)
-            if not isinstance(value, dict) or not isinstance(value.get(column), str):
+            value = parse_json_line(entry) if isinstance(entry, bytes) else entry
+            # A row without text is null here, as it is in a parquet file.
+            if not isinstance(value, dict) or not isinstance(text := value.get(column, 0), str | None):
                 raise ValueError(f"expected an object with text under {column!r}")
-            yield document_or_none(check_text(value[column]))
+            yield text and document_or_none(check_text(text))
         except ValueError as error:
-            raise ValueError(f"{file}, line {number}: {error}; it begins {line[:60]!r}") from error
+            begins = f"it begins {entry[:60]!r}" if isinstance(entry, bytes) else f"got {shorten(repr(entry))}"
+            raise ValueError(f"{place}: {error}; {begins}") from error
 
 
 def _text(file: Path, _: str) -> Iterator[str | None]:
@@ -221,9 +243,10 @@ def _csv(file: Path, column: str) -> Iterator[str | None]:
     csv.field_size_limit(MAX_JSON_BYTES)
     with _open(file) as data, io.TextIOWrapper(data, encoding="utf-8-sig", newline="") as opened:
         lines = _LimitedLines(file, opened)
-        rows = csv.reader(lines, strict=True)
         try:
-            names = next(rows, [])
+            head = _up_to_text(lines)
+            rows = csv.reader(itertools.chain(head, lines), strict=True, delimiter=_delimiter(head, column))
+            names = [name.strip() for name in next(filter(None, rows), [])]
             if column not in names:
                 has = shorten(", ".join(names)) or "none"
                 raise ValueError(f"{file}: has the columns {has} in its first line, expected {column!r}")
@@ -239,7 +262,27 @@ def _csv(file: Path, column: str) -> Iterator[str | None]:
             byte = error.object[error.start]
             raise ValueError(f"{file}: not UTF-8 (byte 0x{byte:02x}){_encoding_hint(file)}") from None
         except csv.Error as error:
-            raise ValueError(f"{file}, line {rows.line_num}: {error}") from None
+            remedy = "a quote within a quoted field is written twice"
+            raise ValueError(f"{file}, line {rows.line_num}: {error}; {remedy}") from None
+
+
+def _up_to_text(lines: Iterable[str]) -> list[str]:
+    """The first line that is not blank, after those before it."""
+    found = []
+    for line in lines:
+        found.append(line)
+        if line.strip():
+            break
+    return found
+
+
+def _delimiter(head: Sequence[str], column: str) -> str:
+    """The character between the columns of a table, whose first line is the last of `head`."""
+    for delimiter in DELIMITERS:
+        with suppress(csv.Error):  # a name with a line end, which is cut here
+            if column in (name.strip() for name in next(csv.reader(head[-1:], strict=True, delimiter=delimiter), [])):
+                return delimiter
+    return DELIMITERS[0]
 
 
 class _LimitedLines:
@@ -263,12 +306,9 @@ def _encoding_hint(file: Path) -> str:
     """How to convert a text file that is not UTF-8, from its first bytes."""
     with _open(file) as opened:
         start = opened.read(64)
-    if start[:2] in BYTE_ORDER_MARKS:
-        encoding = "UTF-16"
-    elif b"\0" in start:
-        encoding = "UTF-16BE" if start[:1] == b"\0" else "UTF-16LE"
-    else:
-        encoding = "LATIN1"
+    marked = next((name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)), "")
+    unmarked = ("UTF-16BE" if start[:1] == b"\0" else "UTF-16LE") if b"\0" in start else "LATIN1"
+    encoding = marked or unmarked
     return f"; if it is {encoding}, convert it with `iconv -f {encoding} -t UTF-8`"
 
 
@@ -276,12 +316,15 @@ def _encoding_hint(file: Path) -> str:
 def _open(file: Path) -> Iterator[BinaryIO]:
     """Open a file to read its bytes, decompressed if its name says so. Raises ValueError for damaged compression."""
     with open_regular(file) as raw:
-        if file.suffix not in COMPRESSIONS:
+        compression = file.suffix.lower()
+        if compression not in COMPRESSIONS:
             yield raw
             return
+        if not os.fstat(raw.fileno()).st_size:  # gzip takes it for no text; it is a transfer that failed
+            raise ValueError(f"{file}: is empty, expected compressed text")
         try:
             # Python's gzip accepts zeros behind the end, as tapes and some downloads leave them; pyarrow's does not.
-            packed = gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else pa.CompressedInputStream(raw, "zstd")
+            packed = gzip.GzipFile(fileobj=raw) if compression == ".gz" else pa.CompressedInputStream(raw, "zstd")
             with io.BufferedReader(packed) as opened:
                 yield opened
         except (OSError, EOFError, zlib.error) as error:
@@ -309,12 +352,43 @@ def parse_json_line(data: bytes) -> object:
     try:
         return json.loads(data.decode("utf-8-sig").rstrip("\r\n"))
     except UnicodeDecodeError as error:
-        hint = "; it is UTF-16, convert it with `iconv -f UTF-16 -t UTF-8`" if data[:2] in BYTE_ORDER_MARKS else ""
+        marks = (name for mark, name in BYTE_ORDER_MARKS.items() if data.startswith(mark))
+        hint = next((f"; it is {name}, convert it with `iconv -f {name} -t UTF-8`" for name in marks), "")
         raise ValueError(f"not UTF-8 at byte {error.start}{hint}") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at column {error.colno}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def json_entries(file: Path) -> Iterator[tuple[str, Any]]:
+    """The values in a file of JSON, after their places: the lines of a .jsonl file as bytes, or the elements of a list.
+
+    Many files with an object per line are called .json. Raises ValueError that names the file.
+    """
+    if kind_of(file) in LINES_SUFFIXES or _has_json_lines(file):
+        yield from ((f"{file}, line {number}", line) for number, line in json_lines(file))
+        return
+    with _open(file) as opened:
+        data = opened.read(MAX_DATA_BYTES + 1)
+    if len(data) > MAX_DATA_BYTES:
+        raise ValueError(f"{file}: has more than {MAX_DATA_BYTES:,} bytes; write one object per line, as .jsonl")
+    try:
+        content = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: is not JSON ({first_line(error)})") from None
+    if not isinstance(content, list):
+        raise ValueError(f"{file}: holds {type(content).__name__}, expected a list or one object per line")
+    yield from ((f"{file}, number {number}", value) for number, value in enumerate(content, 1))
+
+
+def _has_json_lines(file: Path) -> bool:
+    """True if the first line of a file is a JSON object and others follow."""
+    try:
+        lines = [parse_json_line(line) for _, line in itertools.islice(json_lines(file), 2)]
+    except ValueError:
+        return False
+    return len(lines) == 2 and isinstance(lines[0], dict)
 
 
 def csv_dataset(name: str, split: str) -> Path | None:

@@ -307,6 +307,65 @@ def test_the_fields_of_a_csv_file_are_text_whatever_they_say(tmp_path):
     assert own_text.find_files(tmp_path) == [tmp_path / "b.txt"]
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_the_columns_of_a_table_may_be_divided_by_other_characters(tmp_path, delimiter):
+    rows = [["id", " text"], ["1", "one, two; three|four\tfive"], ["2", 'a "quote"\nand a line']]
+    with (tmp_path / "a.tsv").open("w", newline="") as file:
+        file.write("\n\n")
+        csv.writer(file, delimiter=delimiter).writerows(rows)
+    assert list(own_text.documents(own_text.find_files(tmp_path))) == [text for _, text in rows[1:]]
+
+
+def test_names_in_capitals_are_read(tmp_path):
+    for name, content in (("A.TXT", b"a"), ("B.JSONL", b'{"text": "b"}'), ("c.Txt.GZ", gzip.compress(b"c"))):
+        (tmp_path / name).write_bytes(content)
+    assert list(own_text.documents(own_text.find_files(tmp_path))) == ["a", "b", "c"]
+    other = tmp_path / "other"
+    other.mkdir()
+    pq.write_table(pyarrow.table({"text": ["d", "e"]}), other / "D.PARQUET")
+    assert sorted(all_documents(open_corpus(other))) == ["d", "e"]
+
+
+def test_json_files_are_lists_or_lines_and_null_is_no_text(tmp_path):
+    entries = [{"text": "one"}, {"text": None}, {"text": "two", "id": 1}]
+    lines = "".join(json.dumps(entry) + "\n" for entry in entries)
+    (tmp_path / "a.json").write_text(json.dumps(entries, indent=1))
+    (tmp_path / "b.json").write_text(lines)
+    (tmp_path / "c.json.gz").write_bytes(gzip.compress(lines.encode()))
+    assert list(own_text.documents(own_text.find_files(tmp_path))) == ["one", None, "two"] * 3
+    (tmp_path / "d.ndjson").write_text(lines)  # other .json files next to text describe it
+    assert list(own_text.documents(own_text.find_files(tmp_path))) == ["one", None, "two"]
+    for content, said in (
+        ('[{"text": 5}]', ", number 1: expected an object"),
+        ("{}", ": holds dict"),
+        ("[1", ": is not"),
+    ):
+        (tmp_path / "a.json").write_text(content)
+        with pytest.raises(ValueError, match=f"^{tmp_path / 'a.json'}{said}"):
+            list(own_text.documents([tmp_path / "a.json"]))
+
+
+def test_an_empty_compressed_file_is_a_failed_transfer_and_a_pipe_is_named(tmp_path):
+    for name in ("a.txt.gz", "a.jsonl.zst"):
+        (tmp_path / name).touch()
+        with pytest.raises(ValueError, match=f"^{tmp_path / name}: is empty"):
+            list(own_text.documents([tmp_path / name]))
+    os.mkfifo(tmp_path / "b.txt")
+    with pytest.raises(ValueError, match="b.txt.*it is a pipe or a device"):
+        own_text.find_files(tmp_path / "b.txt")
+
+
+@pytest.mark.parametrize("kind", [pyarrow.binary(), pyarrow.large_binary()])
+def test_a_column_of_bytes_is_text_if_it_is_utf8(tmp_path, kind):
+    def read(values):
+        pq.write_table(pyarrow.table({"text": pyarrow.array(values, kind)}), tmp_path / "a.parquet")
+        return list(own_text.documents([tmp_path / "a.parquet"]))
+
+    assert read([b"one", "zwölf".encode(), None]) == ["one", "zwölf", None]
+    with pytest.raises(ValueError, match="a.parquet: row group 0 .*UTF8"):
+        read([b"one", b"caf\xe9"])
+
+
 @pytest.mark.parametrize(
     "content,said",
     [
@@ -316,6 +375,8 @@ def test_the_fields_of_a_csv_file_are_text_whatever_they_say(tmp_path):
         (b"", "has the columns none"),
         (b"text\ncaf\xe9\n", "not UTF-8 .byte 0xe9.; if it is LATIN1"),
         ("text\none\n".encode("utf-16"), "if it is UTF-16, convert"),
+        ("text\none\n".encode("utf-32"), "if it is UTF-32, convert"),
+        (b'text\n"a \\"b\\""\n', "line 2: .*a quote within a quoted field is written twice"),
         (b"text\none\0\n", "holds NUL"),
     ],
 )

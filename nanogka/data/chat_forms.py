@@ -5,9 +5,9 @@
     {"instruction": "…", "input": "…", "output": "…", "history": [[…, …]]} Alpaca's
     {"prompt": "…", "completion": "…"}                                     texts, or lists of messages
 
-A `system` prompt next to any of these is the first message. A reply may say that it is not to be learned: with
-`"weight": 0`, or with false for `train`, `training` or `loss`. Keys that would change what a reply means, and that this
-project cannot obey, are refused. Others, such as `name`, are ignored.
+A `system` (or `system_prompt`) next to any of these is the first message. A reply may say that it is not to be learned:
+with `"weight": 0`, or with false for `train`, `training` or `loss`. Keys that would change what a reply means, and that
+this project cannot obey, are refused. Others, such as `name`, are ignored.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,13 +16,15 @@ from nanogka.common.formatting import shorten
 
 MESSAGES, SHAREGPT, ALPACA, COMPLETION = "messages", "conversations", "instruction", "prompt"
 COLUMNS = (
-    "messages", "conversations", "system", "instruction", "input", "output", "history", "prompt", "completion", "label",
+    "messages", "conversations", "system", "system_prompt", "instruction", "input", "output", "history", "prompt",
+    "completion", "label", "kto_tag", "weight",
 )  # fmt: skip
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant"}
 WEIGHT, TRAIN = "weight", ("train", "training", "loss")  # keys of a reply that say whether it is learned
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 NOT_OBEYED = (
-    "reasoning_content", "reasoning", "thinking", "function_call", "prefix", "train_detail", "loss_scale", *MEDIA,
+    "reasoning_content", "reasoning", "reasoning_details", "thinking", "thought", "channel", "function_call", "prefix",
+    "train_detail", "loss_scale", *MEDIA,
 )  # fmt: skip
 
 
@@ -47,13 +49,19 @@ def messages_of(value: dict) -> object:
     form = form_of(value)
     if form is None:
         raise ValueError(f"got {shorten(repr(value))}, {expected_form(value)}")
-    if isinstance(value.get("label"), bool):
+    marks = [value.get("label"), value.get("kto_tag")]
+    if any(isinstance(mark, bool) or (form == COMPLETION and mark in (0, 1)) for mark in marks):
         raise ValueError("label: replies that are marked as good or bad cannot be learned from; write good as messages")
+    if value.get(WEIGHT, 1) not in (1, None):
+        got = shorten(repr(value[WEIGHT]))
+        raise ValueError(
+            f"{WEIGHT}: got {got} for a whole conversation, expected 1; only replies may have the weight 0"
+        )
     refuse_unknown_meaning(value, MEDIA)
     if form == MESSAGES and not isinstance(value[MESSAGES], list):
         return value[MESSAGES]
     read = {MESSAGES: lambda value: value[MESSAGES], SHAREGPT: _sharegpt, ALPACA: _alpaca, COMPLETION: _completion}
-    system = value.get("system")
+    system = value.get("system") or value.get("system_prompt")
     return [*([{"role": "system", "content": system}] if system else []), *read[form](value)]
 
 
@@ -74,7 +82,7 @@ def _renamed(entry: dict) -> dict:
 def _alpaca(value: dict) -> list[dict]:
     question, more = value["instruction"], value.get("input")
     if isinstance(question, str) and isinstance(more, str) and more.strip():
-        question = f"{question}\n\n{more}"
+        question = f"{question}\n\n{more}" if question.strip() else more
     earlier = value.get("history") or []
     if not isinstance(earlier, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in earlier):
         raise ValueError(f"history: got {shorten(repr(earlier))}, expected a list of pairs")
@@ -82,10 +90,12 @@ def _alpaca(value: dict) -> list[dict]:
 
 
 def _completion(value: dict) -> list[dict]:
-    prompt, completion = value["prompt"], value["completion"]
-    if isinstance(prompt, list) and isinstance(completion, list):  # messages, of which the completion is learned
-        return [entry | {WEIGHT: 0} if _is_reply(entry) else entry for entry in prompt] + completion
-    return _turns([prompt, completion])
+    """Each side is a text or messages. Only the completion is learned."""
+    texts, sides = _turns([value["prompt"], value["completion"]]), []
+    for text in texts:
+        sides.append(text["content"] if isinstance(text["content"], list) else [text])
+    prompt, completion = sides
+    return [entry | {WEIGHT: 0} if _is_reply(entry) else entry for entry in prompt] + completion
 
 
 def _is_reply(entry: object) -> bool:

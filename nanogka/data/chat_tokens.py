@@ -23,7 +23,7 @@ from nanogka.data.conversation import ChatFormat, Conversation, ConversationErro
 from nanogka.data.permutation import hash_text
 from nanogka.data.sharding import VAL_SHARE
 
-FORMAT = 5  # raise when the same conversations would give other tokens or files
+FORMAT = 6  # raise when the same conversations would give other tokens or files
 LOSS_BIT = np.uint32(1 << 31)  # set in a token to be learned, so that mask and id share four bytes
 CHUNK = 512  # conversations to tokenize together
 PLACES_SHOWN = 3

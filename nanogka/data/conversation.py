@@ -13,6 +13,7 @@ not cover the user's messages, because the model is to answer questions and not 
 tool's output, which the engine inserts.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from nanogka.data.tool_calls import CALL_END, CALL_START, join_tool_calls
 from nanogka.tokenizer import Tokenizer, check_text
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
+DEVELOPER = "developer"  # OpenAI's newer name of the system
 TEXT, PYTHON, OUTPUT = PART_TYPES = ("text", "python", "python_output")
 ONLY_TEXT = "text: a model reads nothing else"
 MARKS = {TEXT: (), PYTHON: (CALL_START, CALL_END), OUTPUT: ("<|output_start|>", "<|output_end|>")}
@@ -175,8 +177,8 @@ class Conversation:
             joined, continues = join_tool_calls(messages)
         except ValueError as error:
             raise ConversationError("tool call out of place", str(error)) from None
-        read = (_message(number, entry, complete) for number, entry in joined if not _is_empty_system(entry))
-        conversation = Conversation(tuple(read), continues)
+        read = [_message(number, entry, complete) for number, entry in joined if not _is_empty_system(entry)]
+        conversation = Conversation(_with_one_system(read), continues)
         if complete and (continues or not conversation.ends_with_reply):
             last = "a tool's result" if continues else "the user's"
             wrong = f"messages: the last is {last}, expected the assistant's at the end"
@@ -201,9 +203,18 @@ def _content_json(message: Message) -> str | list[dict]:
     return [{"type": part.type, "text": part.text} for part in message.content]
 
 
+def _with_one_system(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Join the system messages at the start, as they come from a prompt of the data set and one of the conversation."""
+    head = list(itertools.takewhile(lambda message: message.role == SYSTEM, messages))
+    if len(head) < 2:
+        return tuple(messages)
+    texts = dict.fromkeys(message.text for message in head)  # often they are the same
+    return (Message(SYSTEM, "\n\n".join(texts)), *messages[len(head) :])
+
+
 def _is_empty_system(entry: object) -> bool:
     """True for a system message without text, which many programs write: it says nothing."""
-    if not isinstance(entry, dict) or entry.get("role") != SYSTEM:
+    if not isinstance(entry, dict) or entry.get("role") not in (SYSTEM, DEVELOPER):
         return False
     content = entry.get("content", "missing")
     return content is None or content == [] or (isinstance(content, str) and not content.strip())
@@ -216,7 +227,8 @@ def _message(number: int, entry: object, to_learn: bool) -> Message:
     try:
         if to_learn:
             refuse_unknown_meaning(entry)
-        message = Message(entry["role"], entry["content"], not to_learn or is_learned(entry))
+        role = SYSTEM if entry["role"] == DEVELOPER else entry["role"]
+        message = Message(role, entry["content"], not to_learn or is_learned(entry))
         if to_learn and any("\0" in part.text for part in message.parts):
             raise ConversationError("content is not text", "content: holds NUL characters, expected text")
         return message

@@ -166,6 +166,7 @@ def test_a_reply_with_a_call_is_learned_only_if_no_message_of_it_has_the_weight_
     [
         ("reasoning_content", "hm"),
         ("prefix", True),
+        ("channel", "analysis"),
         ("images", ["a"]),
         ("video", "a.mp4"),
         ("loss_scale", 0.5),
@@ -197,9 +198,28 @@ def test_an_empty_system_message_is_none(content):
     assert Conversation.from_json(talk) == Conversation.of("a", "b")
 
 
+@pytest.mark.parametrize(
+    "system,talk,expected",
+    [
+        ("", [("developer", "S")], "S"),
+        ("T", [("system", "S")], "T\n\nS"),
+        ("S", [("system", "S")], "S"),  # the same prompt twice
+        ("", [("system", "S"), ("developer", ""), ("developer", "T")], "S\n\nT"),
+    ],
+)
+@pytest.mark.parametrize("name", ["system", "system_prompt"])
+def test_system_messages_at_the_start_are_joined(name, system, talk, expected):
+    value = messages(*talk, ("user", "a"), ("assistant", "b")) | {name: system}
+    assert Conversation.from_json(value) == Conversation.of("a", "b", system=expected)
+
+
 def test_the_forms_of_other_programs_are_read():
     alpaca = {"instruction": "a", "input": "b", "output": "c", "history": [["d", "e"]]}
     assert Conversation.from_json(alpaca) == Conversation.of("d", "e", "a\n\nb", "c")
+    assert Conversation.from_json(alpaca | {"instruction": " ", "history": None}) == Conversation.of("b", "c")
+    for prompt in ("a", [{"role": "user", "content": "a"}]):
+        for completion in ("b", [{"role": "assistant", "content": "b"}]):
+            assert Conversation.from_json({"prompt": prompt, "completion": completion}) == Conversation.of("a", "b")
     turns = messages(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))["messages"]
     found = Conversation.from_json({"prompt": turns[:3], "completion": turns[3:]})
     assert [message.learned for message in found.messages] == [True, False, True, True]
@@ -209,7 +229,10 @@ def test_the_forms_of_other_programs_are_read():
         ({"prompt": "a", "completion": "b", "label": False}, "good or bad"),
         (GOOD | {"label": False}, "good or bad"),
         (GOOD | {"images": ["a.png"]}, "images: got"),
-        (GOOD | {"system": "T"}, "message 2: got system after system"),
+        ({"prompt": "a", "completion": "b", "label": 0}, "good or bad"),
+        (GOOD | {"kto_tag": True}, "good or bad"),
+        (GOOD | {"weight": 0}, "weight: got 0 for a whole conversation"),
+        (messages(("user", "a"), ("assistant", "b"), ("system", "S"), ("user", "c"), ("assistant", "d")), "message 3"),
         (messages(("user", "a"), ("assistant", "b\0")), "message 2: content: holds NUL"),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, "chosen and a rejected"),
         ({"text": "a"}, "expected messages, conversations"),

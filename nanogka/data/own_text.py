@@ -255,7 +255,7 @@ def _csv(file: Path, column: str) -> Iterator[str | None]:
                 lines.chars = 0
                 if row and len(row) != len(names):
                     wrong = f"has {len(row)} fields, expected {len(names)} as in the first line"
-                    raise ValueError(f"{file}, line {rows.line_num}: {wrong}")
+                    raise ValueError(f"{file}, line {lines.number}: {wrong}")
                 if row:
                     yield document_or_none(row[at])
         except UnicodeDecodeError as error:
@@ -263,7 +263,7 @@ def _csv(file: Path, column: str) -> Iterator[str | None]:
             raise ValueError(f"{file}: not UTF-8 (byte 0x{byte:02x}){_encoding_hint(file)}") from None
         except csv.Error as error:
             remedy = "a quote within a quoted field is written twice"
-            raise ValueError(f"{file}, line {rows.line_num}: {error}; {remedy}") from None
+            raise ValueError(f"{file}, line {lines.number}: {error}; {remedy}") from None
 
 
 def _up_to_text(lines: Iterable[str]) -> list[str]:
@@ -291,10 +291,12 @@ class _LimitedLines:
     def __init__(self, file: Path, opened: io.TextIOBase) -> None:
         self.file, self.opened = file, opened
         self.chars = 0  # of the lines since the last row, which may have many: set to 0 after each row
+        self.number = 0  # of the last line, from 1
 
     def __iter__(self) -> Iterator[str]:
         while line := self.opened.readline(MAX_JSON_BYTES):
             self.chars += len(line)
+            self.number += 1
             if self.chars >= MAX_JSON_BYTES or "\0" in line:
                 long = f"has a row of {MAX_JSON_BYTES:,} characters or more"
                 wrong = "holds NUL characters" if "\0" in line else long

@@ -328,7 +328,7 @@ def latest_runs(kind: str | None = None, prefer: str | None = None, runs: Path |
 
 
 def trained_at(folder: Path) -> tuple[float, float] | None:
-    """When the newest checkpoint of a run was made, in seconds since 1970, and the time of its file; None without one.
+    """Time at which a run's newest checkpoint was made, in seconds since 1970, and that of its file; None without one.
 
     A copy of a folder has new file times. They decide only for runs whose checkpoints do not say when they were made.
     """

@@ -27,7 +27,7 @@ from nanogka.walk import Walk, record, write_page
 
 @dataclass(frozen=True)
 class Settings:
-    """What to trace."""
+    """Settings."""
 
     walk: str = flag(
         "", "walk to show", choices=("step", "forward", "reply", "request", "core", "resume"), positional=True

@@ -92,7 +92,7 @@ def own_sources(text: str) -> list[str]:
 
 
 def questions_to_show(run: Run, with_own: bool, most: int | None = None) -> tuple[list[str], str]:
-    """At most `most` questions of a chat run for what is made to be passed on, and how many, for the user.
+    """Select at most `most` questions of a chat run for a page or card that others see, and say how many.
 
     Questions of the user's own conversations are among them only on request.
     """

@@ -36,7 +36,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Counted:
-    """What the compiler plans for a micro-batch."""
+    """Kernels and bytes that the compiler plans for a micro-batch."""
 
     fused: int  # kernels that the compiler writes
     launches: int  # kernels of both passes, without the loss's

@@ -81,7 +81,7 @@ class TrainingStep:
 
 
 def compare_steps(settings: Settings, device: torch.device, dtype: torch.dtype) -> list[dict]:
-    """For each mixer the seconds of its steps, tokens per second at their median, peak bytes and FLOPs per token."""
+    """Seconds of the steps of each mixer, tokens per second at their median, peak bytes and FLOPs per token."""
     backends.select_kernels(device, dtype)
     steps = {mixer: TrainingStep(mixer, settings, device, dtype) for mixer in settings.mixers.split(",")}
     times = take_turns({name: step.run for name, step in steps.items()}, device, settings.repeats)

@@ -143,7 +143,7 @@ class Ranks:
         return total.tolist()
 
     def any(self, flags: list[bool], device: torch.device) -> list[bool]:
-        """For each flag, True if it is true on any rank."""
+        """Return for each flag whether it is true on any rank."""
         return [total > 0 for total in self.sum([float(flag) for flag in flags], device)]
 
     def all_gather(self, value: object) -> list:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Counterpart:
-    """What one of nanochat's flags is here: one of `fields`, the first that a script has, or a sentence."""
+    """Counterpart of one of nanochat's flags: the first of `fields` that a script has, or a sentence."""
 
     names: tuple[str, ...]
     fields: tuple[str, ...] = ()
@@ -136,12 +136,11 @@ def ignored_variables() -> list[str]:
 
 
 def table() -> str:
-    """The counterparts as a table in Markdown."""
+    """The counterparts as a table in Markdown. The flags that are translated without a word have one row."""
     lines = [f"| `{line}` | {here} |" for line, here in COMMANDS.items()]
-    for one in FLAGS:
-        fields = " or ".join(f"`--{field.replace('_', '-')}`" for field in one.fields)
-        here = f"accepted: {fields}" if fields else ""
-        no = "ignored" if one.ignored else "no counterpart"
-        here += f"{'; elsewhere ' if here else ''}{no}: {one.says}" if one.says else ""
-        lines.append(f"| {', '.join(f'`{name}`' for name in one.names)} | {here} |")
+    silent = [name for one in FLAGS if not one.says for name in one.names]
+    lines.append(f"| {', '.join(f'`{name}`' for name in silent)} | accepted |")
+    for one in (one for one in FLAGS if one.says):
+        here = "accepted; elsewhere: " if one.fields else "ignored: " if one.ignored else ""
+        lines.append(f"| {', '.join(f'`{name}`' for name in one.names)} | {here}{one.says} |")
     return "\n".join(["| nanochat | here |", "|---|---|", *lines])

@@ -38,7 +38,7 @@ def form_of(keys: Collection[str]) -> str | None:
 
 
 def expected_form(keys: Collection[str]) -> str:
-    """What to do about an object or a table with these keys, which has no known form."""
+    """Advice on an object or a table with these keys, which has no known form."""
     if {"chosen", "rejected"} <= set(keys):
         return "pairs of a chosen and a rejected reply cannot be learned from; write prompt and chosen as messages"
     return "expected messages, conversations (ShareGPT), instruction and output (Alpaca), or prompt and completion"
@@ -107,7 +107,7 @@ def _turns(texts: list) -> list[dict]:
 
 
 def is_learned(entry: dict) -> bool:
-    """Whether a message is to be learned. Raises ValueError for other values than 0, 1, false, true and null."""
+    """Return whether a message is to be learned. Raises ValueError for other values than 0, 1, false, true and null."""
     marks = [(key, entry[key]) for key in (WEIGHT, *TRAIN) if entry.get(key) is not None]
     for key, mark in marks:
         if isinstance(mark, str) or mark not in (0, 1):

@@ -98,7 +98,7 @@ def unique_files(files: Sequence[Path]) -> list[Path]:
 
 
 def _remedy(path: Path, files: Sequence[Path]) -> str:
-    """What to do if nothing in `path` can be read, from what it is or holds."""
+    """Advice if nothing in `path` can be read, from what it is or holds."""
     if path.exists() and not path.is_file() and not path.is_dir():
         return "; it is a pipe or a device: write its content to a file first"
     folders = sorted(entry.name for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
@@ -165,7 +165,7 @@ def documents(files: Sequence[Path], column: str = COLUMN, hint: str = "") -> It
 
 
 def read_each(files: Sequence[Path], read: Callable[[Path], Iterator[T]], hint: str = "") -> Iterator[T]:
-    """What `read` gives of each file. Raises one ValueError at the end that names every bad file."""
+    """Yield what `read` gives of each file. Raises one ValueError at the end that names every bad file."""
     errors = Errors()
     for file in files:
         try:
@@ -305,7 +305,7 @@ class _LimitedLines:
 
 
 def _encoding_hint(file: Path) -> str:
-    """How to convert a text file that is not UTF-8, from its first bytes."""
+    """Advice on converting a text file that is not UTF-8, from its first bytes."""
     with _open(file) as opened:
         start = opened.read(64)
     marked = next((name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)), "")

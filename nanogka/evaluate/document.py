@@ -76,7 +76,7 @@ class Document:
         return self.ranks.all_gather(found)[0]  # ranks may not share a disk
 
     def is_finished_by(self, earlier: dict[str, Any]) -> bool:
-        """Whether an earlier document has all results already, which are then printed; if not, say what begins."""
+        """Return whether an earlier document has all results, and print them; if not, say what begins."""
         same = earlier.get("made_from") == self.content["made_from"]
         # Rank 0 decides for all: its device has another name than theirs.
         finished = self.ranks.all_gather(same and earlier.get("complete") is True)[0]

@@ -35,7 +35,7 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the value differs from 0 beyond chance."""
+        """True if the value differs from 0 beyond chance."""
         return self.low > 0 or self.high < 0
 
 

@@ -145,7 +145,7 @@ def score_candidates(scorer: Scorer, items: Sequence[Sequence[Candidate]], batch
 
 
 def _first_equal(candidates: Sequence[Candidate]) -> list[int]:
-    """For each candidate the first one with the same tokens.
+    """Return for each candidate the first one with the same tokens.
 
     Equal candidates must tie exactly, and a matrix product may round equal rows differently. So each is scored once.
     """

@@ -1,4 +1,4 @@
-"""From what a person gives to the tokens that a model continues: a text, a conversation, or token ids.
+"""Turns what a person gives into the tokens that a model continues: a text, a conversation, or token ids.
 
 The oldest turns of a conversation are left out if the context is too short. The system prompt always stays, because it
 tells the model how to reply. The newest turns stay, because the reply is to the last of them.

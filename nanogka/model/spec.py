@@ -1,4 +1,4 @@
-"""What a token mixer declares about itself: its names, its options, and the registry that all other code reads."""
+"""Declarations of a token mixer: its names, its options, and the registry that all other code reads."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""From a run to one HTML file with its weights, tokenizer, network and page. It asks the network for nothing.
+"""Builds one HTML file from a run, with its weights, tokenizer and network. The file asks the internet for nothing.
 
 The engine (model.js, tokenizer.js, calculator.js, worker.js) runs in a Web Worker, so that the page stays responsive.
 Its source and the weights are text in the file; the policy in its head allows the page's own script and nothing else.
@@ -47,7 +47,7 @@ def build_page(run: LoadedRun, weights: str = "auto", text: str = TEXT, question
 
 
 def describe(run: LoadedRun, weights: str, text: str) -> tuple[dict, Packed]:
-    """What the engine and the page must know of a run, and its weights."""
+    """Facts of a run that the engine and the page need, and its weights."""
     config = network_config(run.model)
     for block, layer in zip(run.model.blocks, config["mixers"]):
         if layer["kind"] not in SUPPORTED:

@@ -21,6 +21,8 @@ img { max-width: 100%; min-width: 40rem; } /* a phone scrolls a figure sideways 
 th code { white-space: nowrap; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }
 td, th { padding: .2rem .7rem; border-bottom: 1px solid var(--line); }
+td:first-child { min-width: 8rem; }
+thead:not(:has(th:not(:empty))) { display: none; } /* a table without headings */
 td[style*="right"] { white-space: nowrap; } /* numbers and their intervals */
 pre { padding: .6rem .8rem; background: var(--raised); white-space: pre-wrap; overflow-wrap: anywhere; }
 a { color: var(--accent); }

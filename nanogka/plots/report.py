@@ -100,7 +100,7 @@ class Report:
 
     @property
     def name(self) -> str:
-        """How commands name the run."""
+        """Name of the run in commands."""
         return self._name_of(self.run)
 
     def _name_of(self, run: TrainedRun) -> str:
@@ -185,6 +185,8 @@ class Report:
             plot_skills(skills, self.run.folder / "plots" / "skills.png")
             values = [f"{plain(name)} {skill_text(share)}" for name, (share, _) in skills.items()]
             lines.append(f"![Right answers: {', '.join(values)}](plots/skills.png)")
+            if refused := [plain(name) for name, (_, constant) in skills.items() if constant == 1]:
+                lines.append(f"To refuse is right in all questions of {' and '.join(refused)}.")
         if (chat.folder / MODEL_PAGE).is_file():
             page = os.path.relpath(chat.folder / MODEL_PAGE, self.run.folder)
             lines.append(f"[Talk to it in the browser]({quote(page)})")
@@ -219,10 +221,10 @@ class Report:
         read = "text that the run has read," if learned else "training split,"
         rows = [
             _row("validation bits / byte, final", "val_bpb", [r.evaluated_bpb("val") for r in runs], number),
-            _plain_row("95 % interval of it", [_bounds(r.interval("val")) for r in runs]),
-            _plain_row("tokens behind it", [number(r.measured("val", "tokens")) for r in runs]),
+            _plain_row("its 95 % interval", [_bounds(r.interval("val")) for r in runs]),
+            _plain_row("validation tokens, final", [number(r.measured("val", "tokens")) for r in runs]),
             _row("validation bits / byte, last in training", "", [r.last_validation for r in runs], number),
-            _plain_row("tokens behind that", [number(r.last_validation_tokens) for r in runs]),
+            _plain_row("validation tokens, last in training", [number(r.last_validation_tokens) for r in runs]),
             _row(f"{read} bits / byte", "train_bpb", [r.evaluated_bpb("train") for r in runs], number),
             _row("parameters", "parameters", [cost.total_parameters for cost in costs], number),
             _row("FLOPs / token", "flops_per_token", [cost.flops_per_token for cost in costs], scientific),
@@ -349,7 +351,7 @@ def _ratios(run: TrainedRun, other: TrainedRun) -> str:
 
 def _samples(run: TrainedRun) -> list[str]:
     samples = run.evaluation.get("samples") or []
-    lines = ["## Samples", "Each line shows a prompt, ▸, and the model's continuation:"] if samples else []
+    lines = ["## Samples", "Each box shows a prompt, ▸, and the model's continuation:"] if samples else []
     return lines + [code_block(f"{sample.get('prompt', '')} ▸{sample.get('text', '')}") for sample in samples]
 
 
@@ -419,7 +421,7 @@ def _setup(run: TrainedRun) -> str:
 
     # MFU is model FLOPs utilization: FLOP/s of the model's own products divided by what the hardware can do.
     rate, peak, devices = run.median("flops_per_second"), run.fact("peak_flops"), run.fact("world_size") or 1
-    share = f"{100 * rate / (peak * devices):.1f} % of the peak (MFU)" if rate and peak else "MFU unknown"
+    share = f"{100 * rate / (peak * devices):.1f} % of the peak (MFU)" if rate and peak else "peak unknown"
     step, planned = run.train[-1]["step"], run.fact("num_iterations")
     of = f" of {number(planned)}" if not run.finished and planned else ""
     config = run.gpt_config
@@ -434,7 +436,7 @@ def _setup(run: TrainedRun) -> str:
         ("data", code_span(run.part("settings").get("data") or MISSING)),
         ("tokenizer", code_span(run.part("settings").get("tokenizer") or MISSING)),
         ("hardware", f"{devices} × {fact('hardware')}" if devices != 1 else fact("hardware")),
-        ("speed (median)", f"{si(rate)} FLOP/s, {share}"),
+        ("median speed", f"{si(rate)}FLOP/s, {share}"),
         ("software", f"torch {fact('torch')}, {fact('dtype')}{compiled}"),
         ("started", fact("created")),
     ]

@@ -59,7 +59,7 @@ class TrainedRun(Run):
         return (self.evaluation.get("bpb") or {}).get(split)
 
     def measured(self, split: str, name: str) -> int | bool | None:
-        """What the last evaluation says of the sample behind the bits per byte of a split: `tokens`, `learned`, …"""
+        """Fact of the last evaluation about the sample behind the bits per byte of a split: `tokens`, `learned`, …"""
         counts = self.evaluation.get("bpb_counts")
         part = counts.get(split) if isinstance(counts, dict) else None
         return part.get(name) if isinstance(part, dict) else None

@@ -20,7 +20,7 @@ KINDS = {  # metric: its type and meaning
 
 
 class Metrics:
-    """What a server has done. Only the event loop's thread may use it."""
+    """Counts of what a server has done. Only the event loop's thread may use them."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # by route and status

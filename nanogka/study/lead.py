@@ -175,7 +175,7 @@ def plot_leads(summaries: list[Summary], path: Path, style: dict = STYLE) -> Pat
             "One dot per seed; a bar is the 95 % interval of the mean of three or more seeds. Lines join means. "
             "A thin line leads to the tokens per parameter of attention."
         )
-        figure = new_figure(3.5 * len(axes_shown), 4.8, title, note)
+        figure = new_figure(2.8 * len(axes_shown), 5.0, "", note)
         panels = figure.subplots(1, len(axes_shown), sharex=True, sharey=True, squeeze=False)[0]
         handles: dict[str, Line2D] = {}
         for _, leads in drawn:
@@ -193,12 +193,15 @@ def plot_leads(summaries: list[Summary], path: Path, style: dict = STYLE) -> Pat
                     bars = {"fmt": "_", "color": color, "capsize": 4, "linewidth": 2, "markersize": 11}
                     panel.errorbar(sure["tokens_per_parameter"], sure["val_bpb"], sure["val_bpb_interval"], **bars)
                     size = f"{part['parameters'].iloc[0] / 1e6:.1f} M parameters"
-                    label = f"{control}\n({size})" if len(drawn) > 1 else control
+                    label = f"{control} ({size})" if len(drawn) > 1 else control
                     handles[label] = Line2D([], [], color=color, marker="o", label=label)
         for panel, axis in zip(panels, axes_shown):
             panel.axhline(0, **DASHED)
             panel.set(title=f"at {COMPARISONS[axis]}", xlabel="training tokens per parameter")
             cost_axis(panel)
         panels[0].set_ylabel(f"difference in bits per byte, {grid.val_name}")
-        panels[-1].legend(handles=list(handles.values()), loc="lower right", fontsize="xx-small")
+        # The title is the legend's, because the layout makes room for one thing above the panels.
+        keys = {"handles": list(handles.values()), "loc": "outside upper left", "ncols": 2, "fontsize": "small"}
+        bold = {"weight": STYLE["figure.titleweight"], "size": STYLE["figure.titlesize"]}
+        figure.legend(**keys, title=title, alignment="left", title_fontproperties=bold)
     return save(figure, path, style=style)

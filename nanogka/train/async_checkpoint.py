@@ -78,7 +78,7 @@ class CheckpointWriter:
         self._write = self._thread.submit(self._save, copied)
 
     def wait_for_turn(self) -> None:
-        """As `wait`, before the next checkpoint: then a long wait is worth a warning."""
+        """Wait as `wait` does, before the next checkpoint: then a long wait is worth a warning."""
         began = time.monotonic()
         self.wait()
         if (waited := time.monotonic() - began) > LONG_WAIT:

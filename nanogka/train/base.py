@@ -68,6 +68,6 @@ def examples_text(questions: Sequence[str]) -> str:
 
 
 def promise_facts(promises: Sequence[str]) -> dict[str, str]:
-    """What the model will be able to do, for config.yaml: the sentences of its sources, if they have any."""
+    """Promises of the model's sources, for config.yaml: sentences on what it will be able to do, if there are any."""
     said = " ".join(filter(None, promises))
     return {"promise": said} if said else {}

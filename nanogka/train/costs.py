@@ -66,7 +66,7 @@ def format_costs(costs: dict) -> str:
 
 
 def describe_measured(config: GPTConfig) -> list[dict]:
-    """What `measure_mixers` finds, as a part of the JSON document."""
+    """Return what `measure_mixers` finds, as a part of the JSON document."""
     return [asdict(one) | {"deviation": one.deviation} for one in measure_mixers(config)]
 
 

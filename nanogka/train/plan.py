@@ -165,7 +165,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What a run learns from, for config.yaml and for people."""
+    """Description of what a run learns from, for config.yaml and for people."""
 
     kind: str = "base"  # or chat, as config.yaml names it
     monitor: str = "val_bpb"  # the evaluation that decides which checkpoints are best; lower is better
@@ -206,7 +206,7 @@ class TrainPlan(Generic[S]):
         return model_costs(self.config)
 
     def amounts(self, tokens: int) -> dict[str, int]:
-        """What training on so many tokens amounts to, by the names in metrics.jsonl."""
+        """Amounts that training on so many tokens takes, by their names in metrics.jsonl."""
         return {"tokens": tokens, "flops": tokens * self.costs.flops_per_token}
 
 

@@ -25,7 +25,7 @@ from nanogka.train.trainer import Evaluation, Loader, reproducible_on_cpu, train
 
 
 class Recipe(ABC):
-    """What one kind of training does in its own way: pretraining, fine-tuning or reinforcement learning."""
+    """Parts of training that differ between pretraining, fine-tuning and reinforcement learning."""
 
     loss: Callable[..., torch.Tensor] | None = None  # of (model, inputs, targets, …), instead of the model's own
 
@@ -40,7 +40,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def evaluations(self, plan: TrainPlan) -> list[Evaluation]:
-        """What is measured during training; the monitored evaluation last."""
+        """Evaluations during training; the monitored one last."""
 
     def files(self) -> Mapping[str, str]:
         """Texts to write into the folder of a run that starts."""

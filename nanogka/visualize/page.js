@@ -47,8 +47,14 @@ const digits = (value) => (value == null ? "—" : value !== 0 && Math.abs(value
 
 function build(model) {
   const view = (model.view = {});
-  // A user's words and the template are not the model's to predict, so in a chat the bits are those of the reply.
-  const bits = model.bits.at(-1).slice(model.reply == null ? 0 : model.reply - 1);
+  // In a chat the bits are those of the reply, without the calculator's result, which the engine inserts.
+  let inserted = false;
+  const own = model.tokens.map((label, i) => {
+    const now = inserted || label === "<|output_start|>";
+    inserted = now && label !== "<|output_end|>";
+    return model.reply == null || (i >= model.reply && !now);
+  });
+  const bits = model.bits.at(-1).filter((_, i) => own[i + 1]);
   const what = model.reply == null ? "bits per token" : "bits per token of the reply";
   const mean = bits.length ? `, ${(bits.reduce((a, b) => a + b, 0) / bits.length).toFixed(2)} ${what}` : "";
   const cut = model.cut ? "; the rest of the text is not shown" : "";
@@ -173,8 +179,9 @@ function drawHeads() {
 function cells(...parts) {
   return make("tr", {}, ...parts.map((part) => make("td", { className: typeof part === "number" ? "number" : "word", textContent: typeof part === "number" ? digits(part) : part })));
 }
-const MEANING = { back: "positions before the token", "in σ": "distance d in units of σ; the weight is proportional to exp(−d² / 2)", "‖q − k‖": "distance of query and key", logit: "the weight is its exponential, normalized over the row" };
-const heading = (...names) => make("tr", {}, ...names.map((name) => make("th", { textContent: name, title: MEANING[name] ?? "" })));
+const MEANING = { "tokens back": "positions before the selected token", "in σ": "distance d in units of σ; the weight is proportional to exp(−d² / 2)", "‖q − k‖": "distance of query and key", logit: "the weight is its exponential, normalized over the row" };
+const NUMBERS = ["weight", "tokens back", "‖q − k‖", "in σ", "logit", "bits of the next token"];
+const heading = (...names) => make("tr", {}, ...names.map((name) => make("th", { textContent: name, title: MEANING[name] ?? "", className: NUMBERS.includes(name) ? "number" : "" })));
 
 function drawToken(model) {
   const t = model.token, view = model.view, layer = model.layers[model.layer], sigma = layer.sigma?.[model.head];
@@ -183,7 +190,7 @@ function drawToken(model) {
   const order = model.given ? Array.from({ length: t + 1 }, (_, j) => j).sort((a, b) => model.weight(t, b) - model.weight(t, a)) : [];
   const listed = order.slice(0, WHY).filter((j) => model.weight(t, j) > 0);
   const why = layer.gaussian ? ["‖q − k‖", "in σ"] : ["logit"];
-  view.why.replaceChildren(heading("token", "weight", "back", ...why), ...listed.map((j) => {
+  view.why.replaceChildren(heading("token", "weight", "tokens back", ...why), ...listed.map((j) => {
     const logit = model.logit(t, j), distance = Math.sqrt(Math.max(0, -2 * logit));
     // Weights are stored in one byte and logits in float32, so a distance is good to about two digits.
     const values = layer.gaussian ? [distance * sigma, distance].map((value) => Number(value.toFixed(1))) : [logit];

@@ -1,4 +1,4 @@
-"""From a run and a text to a folder with figures and the attention page."""
+"""Writes figures and the attention page of a run that reads a text."""
 
 import itertools
 from collections.abc import Sequence

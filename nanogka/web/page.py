@@ -49,7 +49,7 @@ def mark_of(made_from: str) -> str:
 
 
 def is_made_from(page: Path, made_from: str) -> bool:
-    """Whether `page` exists and holds this mark. Never waits, for example for a pipe in another person's run."""
+    """True if `page` exists and holds this mark. Never waits, for example for a pipe in another person's run."""
     with suppress(OSError, ValueError), open_regular(page) as file:
         return mark_of(made_from).encode() in file.read(HEAD_BYTES)
     return False

@@ -58,10 +58,10 @@ def test_the_report_of_one_run_holds_its_numbers(runs, tmp_path, capsys):
     assert row(text, "parameters")[0] == f"{accounting.total_parameters:,}"
     assert numbers(row(text, "parameters")[0])[0] == accounting.total_parameters
     assert row(text, "validation bits / byte, final")[0] == "1.2345"
-    assert row(text, "95 % interval of it")[0] == "1.2000 to 1.2700"
-    assert row(text, "tokens behind it")[0] == "999"
+    assert row(text, "its 95 % interval")[0] == "1.2000 to 1.2700"
+    assert row(text, "validation tokens, final")[0] == "999"
     assert row(text, "validation bits / byte, last in training")[0] == "1.2500"
-    assert row(text, "tokens behind that")[0] == "256"
+    assert row(text, "validation tokens, last in training")[0] == "256"
     assert row(text, "text that the run has read, bits / byte")[0] == "1.2001"
     assert row(text, "tokens / s (median)")[0] == "3,100"
     assert row(text, "time in training steps")[0] == "2m30s"
@@ -238,7 +238,7 @@ def test_the_share_of_the_peak_is_that_of_all_devices(runs, capsys):
     rate = 3100 * model_costs(GPTConfig.from_depth(2, sequence_len=64, vocab_size=300)).flops_per_token
     write_run(runs / "d2", facts={"world_size": 8, "peak_flops": rate / 2})
     text, _ = write_report(capsys, "--run", "d2")
-    assert "25.0 % of the peak (MFU)" in row(text, "speed (median)")[0]
+    assert "25.0 % of the peak (MFU)" in row(text, "median speed")[0]
     assert row(text, "hardware") == ["8 × Example CPU"]
 
 

@@ -14,6 +14,7 @@ import pytest
 from nanogka.visualize import page
 from nanogka.visualize.capture import clearest_look_back, token_labels
 from nanogka.visualize.page import write_page
+from nanogka.web.page import as_data
 
 
 def data_of(path) -> dict:
@@ -117,6 +118,22 @@ def test_it_opens_where_a_head_looks_back_and_shows_that_token(read, tmp_path, b
     assert browser.complaints() == []
 
 
+def test_the_bits_of_a_reply_leave_out_what_the_calculator_inserted(read, tmp_path, browser):
+    trace = read("the cat sat on the mat")
+    path = write_page([trace], tmp_path / "index.html")
+    before, data, after = re.split(r'(?<=id="data">)(.*?)(?=</script>)', path.read_text(encoding="utf-8"), flags=re.S)
+    document = json.loads(data)
+    model = document["models"][0]
+    model["reply"] = 3
+    model["tokens"][5], model["tokens"][7] = "<|output_start|>", "<|output_end|>"
+    path.write_text(before + as_data(document) + after, encoding="utf-8")
+    browser.open(path)
+    bits = model["bits"][-1]  # of tokens 1, 2, …
+    mean = np.mean([bits[i - 1] for i in range(3, len(model["tokens"])) if i not in (5, 6, 7)])
+    facts = browser.evaluate("document.querySelector('.facts').textContent")
+    assert f", {mean:.2f} bits per token of the reply, " in facts
+
+
 def test_predictions_and_reasons_are_next_to_the_text(read, tmp_path, browser):
     trace = read()
     browser.open(write_page([trace], tmp_path / "index.html", token=4))
@@ -128,7 +145,7 @@ def test_predictions_and_reasons_are_next_to_the_text(read, tmp_path, browser):
     row = attention.weights[0, 4]
     first = int(row.argmax())
     distance = float((-2 * attention.largest_logit[0, 4]).clamp_min(0).sqrt())
-    assert why[0] == ["token", "weight", "back", "‖q − k‖", "in σ"]
+    assert why[0] == ["token", "weight", "tokens back", "‖q − k‖", "in σ"]
     assert [float(cell) for cell in why[1][1:3]] == pytest.approx([float(row[first]), 4 - first], rel=0.01)
     assert float(why[1][4]) == pytest.approx(distance, abs=0.051)
     probabilities = trace.captured.probabilities[:, 4]

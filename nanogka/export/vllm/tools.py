@@ -52,7 +52,7 @@ class CalculatorToolParser(ToolParser):
         delta_token_ids: Sequence[int],
         request,
     ):
-        """What is new in a reply of which `current_text` is known: its text at once, its call when it is complete."""
+        """Return what is new in a reply so far, `current_text`: its text at once, its call when it is complete."""
         said, arguments = _read(current_text)
         new, self.sent = said[self.sent :], max(self.sent, len(said))
         calls = []

@@ -201,7 +201,7 @@ def plot_leads(summaries: list[Summary], path: Path, style: dict = STYLE) -> Pat
             cost_axis(panel)
         panels[0].set_ylabel(f"difference in bits per byte, {grid.val_name}")
         # The title is the legend's, because the layout makes room for one thing above the panels.
-        keys = {"handles": list(handles.values()), "loc": "outside upper left", "ncols": 2, "fontsize": "small"}
         bold = {"weight": STYLE["figure.titleweight"], "size": STYLE["figure.titlesize"]}
-        figure.legend(**keys, title=title, alignment="left", title_fontproperties=bold)
+        legend = {"title": title, "title_fontproperties": bold, "alignment": "left", "ncols": 2, "fontsize": "small"}
+        figure.legend(handles=list(handles.values()), loc="outside upper left", **legend)
     return save(figure, path, style=style)

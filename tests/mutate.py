@@ -37,7 +37,8 @@ from pathlib import Path
 from draw import Drawn, draw, nearest_tests
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("nanogka", "scripts", "tasks", "tests", "docs", "pyproject.toml", "README.md", "speedrun.sh")
+PARTS = ("nanogka", "scripts", "tasks", "tests", "docs", "pyproject.toml", "speedrun.sh")
+PARTS += ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 # A test that fails in another way may have another reason. `Failed` is pytest's: `pytest.fail`, DID NOT RAISE.
 ASSERTIONS = ("AssertionError", "Failed")
 LIMIT = 300  # seconds of CPU time of one pytest process

@@ -10,6 +10,7 @@ from generate_models import byte_tokenizer, small_model
 from page_models import EXTRA, make_run, scripted_run, unicode_texts
 
 from nanogka.generate.calculator import calculate
+from nanogka.page import lesson
 from nanogka.page.build import describe
 from nanogka.page.engine import run_engine
 from nanogka.page.lesson import GAUSSIAN, SUCCESSOR, lesson_rows
@@ -162,3 +163,17 @@ def test_the_lesson_has_a_number_for_each_exercise(tmp_path):
     assert "nan" not in str(rows)
     assert rows[0][3].endswith(" bits")
     assert {row[3].split()[-1] for row in rows} == {"bits", "%", "byte"}
+
+
+def test_the_lessons_ranges_are_over_the_runs_and_their_heads(monkeypatch):
+    every = dict.fromkeys((name for _, _, name, _, _ in (*SUCCESSOR, *GAUSSIAN)), 1.0)
+    one = every | {"bits": [126.4, 32.0, 17.0, 11.0], "followed": [0.46, 0.9], "cutLayers": [0.1, 1.068]}
+    other = every | {"bits": [114.0, 46.0, 29.0, 29.0], "followed": [0.98, 0.7], "cutLayers": [0.2, -0.874]}
+    monkeypatch.setattr(lesson, "measure", {"one": one, "other": other}.__getitem__)
+    rows = {(model, quantity): value for _, model, quantity, value in lesson_rows(["one", "other"], ["other"])}
+    assert rows["successor", "bits of the first copy"] == "114 to 126 bits"
+    assert rows["successor", "bits of the fourth copy"] == "11 to 29 bits"
+    assert rows["successor", "weight on what followed, per head"] == "46 to 98 %"
+    assert rows["successor", "the last layer's heads cut"] == "-0.87 to +1.07 bits per byte"
+    assert rows["gaussian", "bits of the second copy"] == "46 bits"
+    assert rows["gaussian", "weight on what followed, per head"] == "70 to 98 %"

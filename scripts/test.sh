@@ -3,7 +3,6 @@
 #
 #   bash scripts/test.sh                 the tests that CI runs
 #   bash scripts/test.sh -m slow         the tests that take minutes, see CONTRIBUTING.md
-#   bash scripts/test.sh -m gpu          the tests that need a CUDA device
 #   bash scripts/test.sh tests/model     one part
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,12 +17,12 @@ case " $* " in
         export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
         images=""
         if [ $# = 0 ]; then # next to the others: they need packages that the others must not see
-            PYTHONPATH=.venv/images .venv/bin/python -m pytest -m "not slow and not gpu" tests/vision >.venv/images.log 2>&1 &
+            PYTHONPATH=.venv/images .venv/bin/python -m pytest -m "not slow" tests/vision >.venv/images.log 2>&1 &
             images=$!
             set -- --ignore tests/vision
         fi
         code=0
-        .venv/bin/python -m pytest -m "not slow and not gpu" -n 2 --dist loadgroup --durations=10 "$@" || code=$?
+        .venv/bin/python -m pytest -m "not slow" -n 2 --dist loadgroup --durations=10 "$@" || code=$?
         [ -z "$images" ] || wait "$images" || code=$?
         [ -z "$images" ] || cat .venv/images.log
         exit "$code" ;;

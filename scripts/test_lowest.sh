@@ -9,4 +9,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 .venv-lowest/bin/python -m pip --disable-pip-version-check install --quiet 'uv>=0.8'
 .venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct -e '.[dev]'
 [ $# -gt 0 ] || set -- tests/test_tokenizer.py tests/data tests/attention tests/model tests/common tests/train/test_checkpoint.py
-exec .venv-lowest/bin/python -m pytest -m "not slow and not gpu" "$@"
+exec .venv-lowest/bin/python -m pytest -m "not slow" "$@"

@@ -233,7 +233,7 @@ def judge_sample(drawn: list[Drawn], root: Path, log: Path) -> dict[str, Counter
         known = [m.test.partition("::")[0] for m in mutants if m.file == mutant.file]
         tests = nearest_tests(root, mutant.file, known)
         original = mutant.apply(root)
-        code, outcomes = run_pytest(root, tests, log, "-x", "-m", "not slow and not gpu")
+        code, outcomes = run_pytest(root, tests, log, "-x", "-m", "not slow")
         (root / mutant.file).write_text(original, encoding="utf-8")
         said = verdict(code, outcomes)
         if said == "caught":

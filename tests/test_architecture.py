@@ -86,6 +86,14 @@ def test_the_table_and_the_reading_paths_name_what_exists():
             assert re.search(rf"(def|class) {name}\b", code), f"{name} is in none of {files}"
 
 
+def test_the_homes_of_concepts_exist():
+    section = TEXT.split("## One home for each concept", 1)[1].split("\n## ", 1)[0]
+    homes = re.findall(r"`([\w/]+(?:\.py|\.sh|\.js|/))`", section)
+    assert len(homes) > 25
+    folders = [ROOT / name for name in ("", "nanogka", "nanogka/page", "scripts")]
+    assert [home for home in homes if not any((folder / home).exists() for folder in folders)] == []
+
+
 def test_exported_models_need_nothing_of_ours():
     for path in sorted((ROOT / CARRIED).glob("*_nanogka.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

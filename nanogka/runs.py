@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 import yaml
+from typing_extensions import NotRequired, TypedDict  # pydantic needs these before Python 3.12
 
 from nanogka.checkpoint import (
     MANIFEST,
@@ -122,12 +123,15 @@ class Run:
     @cached_property
     def evaluation(self) -> dict:
         """The results of base_eval or chat_eval, empty if there are none. Raises ValueError if they are damaged."""
+        import pydantic  # here, because most readers of a run need no evaluation
+
         path = self.folder / EVALUATIONS.get(self.kind, EVALUATIONS["base"])
         document = read_json(path) if path.exists() else {}
-        tasks, bpb = document.get("tasks") or [], document.get("bpb") or {}
-        sound = isinstance(tasks, list) and isinstance(bpb, dict)
-        if not (sound and all(map(_is_task, tasks)) and all(map(_is_number, bpb.values()))):
-            raise ValueError(f"{path}: damaged, expected `bpb` and `tasks` as an evaluation writes them")
+        try:
+            pydantic.TypeAdapter(_Evaluation).validate_python(document, strict=True)
+        except pydantic.ValidationError as error:
+            fault = error.errors()[0]
+            raise ValueError(f"{path}: damaged, {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
         return document
 
     @property
@@ -424,11 +428,21 @@ def column(lines: list[dict], name: str) -> np.ndarray:
     return np.array([value if isinstance(value, int | float) else np.nan for value in values], dtype=float)
 
 
-def _is_task(task: object) -> bool:
-    if not isinstance(task, dict) or "name" not in task or task.get("accuracy") is None:
-        return False
-    return all(_is_number(task.get(name)) for name in ("accuracy", "chance", "items"))
+class _Reply(TypedDict):
+    prompt: str
 
 
-def _is_number(value: object) -> bool:
-    return value is None or isinstance(value, int | float)
+class _Task(TypedDict):
+    name: str
+    accuracy: float
+    chance: NotRequired[float | None]
+    items: NotRequired[float | None]
+    replies: NotRequired[list[_Reply] | None]
+
+
+class _Evaluation(TypedDict):
+    """The parts of an evaluation's document that are read without further checks."""
+
+    bpb: NotRequired[dict[str, float | None] | None]
+    tasks: NotRequired[list[_Task] | None]
+    samples: NotRequired[list[dict] | None]

@@ -124,6 +124,31 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused_and_breaks_no_defau
     assert "wide" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "document, place",
+    [
+        ({"bpb": [1.5]}, "bpb"),
+        ({"bpb": {"val": "1.5"}}, "bpb.val"),
+        ({"samples": ["text"]}, "samples.0"),
+        ({"tasks": {"name": "addition"}}, "tasks"),
+        ({"tasks": [{"name": "addition"}]}, "tasks.0.accuracy"),
+        ({"tasks": [{"name": "addition", "accuracy": 0.5, "items": "4"}]}, "tasks.0.items"),
+        ({"tasks": [{"name": "addition", "accuracy": 1, "replies": [3]}]}, "tasks.0.replies.0"),
+        ({"tasks": [{"name": "addition", "accuracy": 1, "replies": [{"right": True}]}]}, "tasks.0.replies.0.prompt"),
+    ],
+)
+def test_a_damaged_evaluation_is_named_with_its_place_and_has_no_examples(tmp_path, document, place):
+    file = tmp_path / "chat_evaluation.json"
+    good = {"name": "addition", "accuracy": 1, "replies": [{"prompt": "2+3?", "reply": "5", "right": True}]}
+    run = {"run": {"kind": "chat"}}
+    file.write_text(json.dumps({"bpb": {"val": 1.5, "train": None}, "tasks": [good], "samples": None}))
+    assert Run(tmp_path, run).examples == ["2+3?"]
+    file.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=f"{file}: damaged, {place}: "):
+        _ = Run(tmp_path, run).evaluation
+    assert Run(tmp_path, run).examples == []
+
+
 def test_examples_of_another_person_are_read_with_limits(tmp_path):
     def examples(content: str) -> list[str]:
         (tmp_path / EXAMPLES).write_text(content)

@@ -23,7 +23,9 @@ def body(settings: ServeSettings, errors: Errors) -> int:
         from nanogka.serve.app import serve
     except ImportError as error:
         raise ValueError(f"needs starlette, uvicorn and pydantic: pip install -e '.[serve]' ({error})") from error
-    return serve(settings, errors)
+    from tasks.chat_data import questions_to_show
+
+    return serve(settings, errors, questions_to_show)
 
 
 main = command("serve", ServeSettings, body, __doc__)

@@ -85,14 +85,13 @@ def open_source(name: str, seed: int) -> ConversationSource:
 
 
 def own_sources(text: str) -> list[str]:
-    """The sources of a mixture that are files or folders of the user, whose questions may be private."""
+    """The sources of a mixture whose questions may be private: files, folders, and data sets of the hub by name."""
     public = (EMBEDDED, EMBEDDED_PLAIN, EMBEDDED_KNOWN, *NAMED)
-    names = (name for name, _ in parse_mixture(text))
-    return [name for name in names if name not in public and not name.startswith(HUB_PREFIX)]
+    return [name for name, _ in parse_mixture(text) if name not in public]
 
 
 def questions_to_show(run: Run, with_own: bool, most: int | None = None) -> tuple[list[str], str]:
-    """Select at most `most` questions of a chat run for a page or card that others see, and say how many.
+    """Select at most `most` questions of a chat run for pages and cards that others see, and say how many.
 
     Questions of the user's own conversations are among them only on request.
     """

@@ -27,11 +27,11 @@ from starlette.types import Send
 
 from nanogka.api import Model
 from nanogka.common.errors import Errors
-from nanogka.common.formatting import shorten
+from nanogka.common.formatting import one_line, shorten
 from nanogka.common.runtime import pick_device_and_dtype
 from nanogka.generate.continuous import Request, TokenOutput
 from nanogka.generate.scoring import score_prompt
-from nanogka.runs import find_run, load_run
+from nanogka.runs import Run, find_run, load_run
 from nanogka.serve.attention import AttentionPages
 from nanogka.serve.metrics import TYPE, CountRequests, Metrics
 from nanogka.serve.network import BACKLOG, AcceptErrors, PlainRequests, hide_cancelled, raise_file_limit
@@ -48,8 +48,13 @@ MAX_READERS = 2  # requests that are tokenized at the same time; the others wait
 GRACE_SECONDS = 30  # for running requests after SIGTERM or Ctrl-C
 
 
-def serve(settings: ServeSettings, errors: Errors) -> int:
-    """Load the model and serve it until SIGTERM or Ctrl-C. Returns the exit code."""
+def serve(
+    settings: ServeSettings, errors: Errors, questions_to_show: Callable[[Run, bool], tuple[Sequence[str], str]]
+) -> int:
+    """Load the model and serve it until SIGTERM or Ctrl-C. Returns the exit code.
+
+    `questions_to_show(run, with_own)` returns the questions that every client may see, and a text about them.
+    """
     settings.check(errors)
     device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors, decode=True)
     errors.capture(lambda: find_run(settings.run))
@@ -62,12 +67,15 @@ def serve(settings: ServeSettings, errors: Errors) -> int:
         model = Model(run)
         model.generate(" ", max_tokens=2)  # compiles kernels now, not during the first reply
         created = int((run.checkpoint_folder / "manifest.json").stat().st_mtime)
-        served = Served(settings.name or run.tag, model, settings, created)
+        questions, about = questions_to_show(run, settings.own_questions)
+        served = Served(settings.name or run.tag, model, settings, created, questions)
         api_key = settings.api_key or os.environ.get(KEY_VARIABLE, "")
         app = make_app(served, api_key, settings.hosts, settings.origins)
         host, port = listening.getsockname()[:2]
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(f"serving {served.name}, step {run.step} ({run.kind}, {device}), at {where}", flush=True)
+        if run.examples and (settings.own_questions or not questions):
+            print(one_line(f"questions on the chat page: {about}"), flush=True)
         if settings.host not in LOOPBACK and not api_key:
             print(
                 f"everyone who can reach {settings.host} can use it; --api-key or {KEY_VARIABLE} sets a key", flush=True
@@ -202,7 +210,7 @@ class _Server:
             "context": self.served.engine.context,
             "attention": self.attention_pages.available,
             "promise": self.served.model.run.promise,  # what the model can do
-            "examples": self.served.model.run.examples,  # questions for the chat page
+            "examples": list(self.served.examples),  # questions for the chat page
         }
 
     async def generate(self, http: HttpRequest, chat: bool) -> Response:

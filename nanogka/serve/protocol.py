@@ -1,6 +1,7 @@
 """OpenAI's protocol: from JSON to a request for the engine. Every wrong field is reported at once."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -73,6 +74,7 @@ class Served:
     model: Model
     limits: Limits
     created: int = 0  # seconds since 1970
+    examples: Sequence[str] = ()  # questions that the chat page offers to every client
 
     @property
     def engine(self) -> Engine:

@@ -37,6 +37,9 @@ class ServeSettings(Limits, WhichRun, DeviceSettings):
     )
     api_key: str = flag("", f"key that clients must send; {KEY_VARIABLE} in the environment keeps it out of `ps`")
     cors_origin: str = flag("", "origins of web pages that may use the server, separated by commas, or * for any")
+    own_questions: bool = flag(
+        False, "offer questions of your own conversations on the chat page, to every client"
+    )
     access_log: bool = flag(False, "print a line for each request")
 
     @property

@@ -8,9 +8,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from generate_models import save_run, talking_model
+from generate_models import save_run, small_model, talking_model
 
 from scripts import serve
 
@@ -26,6 +27,24 @@ def test_what_keeps_it_from_starting_is_a_line(base, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "nanogka.serve.app", None)
     assert serve.main([]) == 2
     assert "pip install -e '.[serve]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "data, flags, shown",
+    [("embedded", [], True), ("embedded,mine.jsonl:2", [], False), ("hub:a/b", [], False)]
+    + [("mine.jsonl", ["--own-questions"], True)],
+)
+def test_questions_of_own_conversations_reach_clients_only_on_request(base, monkeypatch, capsys, data, flags, shown):
+    app, seen = pytest.importorskip("nanogka.serve.app"), []
+    folder = save_run(base / "runs" / "talk", small_model("S"), kind="chat", data=data)
+    (folder / "examples.json").write_text('["What did Aunt May say?"]')
+    monkeypatch.setattr(app, "make_app", lambda served, *_: seen.append(served.examples))
+    monkeypatch.setattr(app, "make_server", lambda *_: SimpleNamespace(run=lambda sockets: None))
+    monkeypatch.setattr(app, "signal", SimpleNamespace(signal=lambda *_: None, SIGTERM=signal.SIGTERM))
+    assert serve.main(["--port", "0", *flags]) == 0
+    assert [list(examples) for examples in seen] == [["What did Aunt May say?"] if shown else []]
+    told = capsys.readouterr().out
+    assert ("may be private" in told, "for all readers" in told) == (not shown, bool(flags))
 
 
 def stream(port: int, max_tokens: int) -> http.client.HTTPResponse:

@@ -56,8 +56,7 @@ class Running:
 def running(model, tokenizer=None, chats: bool = True, api_key: str = "", origins=(), examples=(), **limits):
     """A `Running` server of a model."""
     run = loaded_run(model, "chat" if chats else "base", tokenizer)
-    vars(run)["examples"] = list(examples)
-    server = Running(Served("tiny", Model(run), Limits(**limits), 5), api_key, origins)
+    server = Running(Served("tiny", Model(run), Limits(**limits), 5, examples), api_key, origins)
     try:
         yield server
     finally:

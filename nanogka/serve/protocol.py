@@ -32,20 +32,28 @@ from nanogka.serve.settings import Limits
 MAX_ERRORS = 20  # named in one answer
 COMPLETION_TOKENS = 16  # of a completion whose request does not say how many: OpenAI's default
 
-# Fields of OpenAI, vLLM and llama.cpp that would change the text and are not supported, with the value that changes
-# nothing; nor does null or anything empty. Any other unknown field is ignored: many have no effect here.
+# Fields of OpenAI, vLLM, llama.cpp, text-generation-webui and others that would change the text and are not supported,
+# with the value that changes nothing; nor does null or anything empty. Any other unknown field is ignored: many have no
+# effect here.
 UNSUPPORTED: dict[str, Any] = {"logit_bias": {}, "best_of": 1, "echo": False, "suffix": "", "functions": []}
 UNSUPPORTED |= {"modalities": ["text"], "response_format": {"type": "text"}, "grammar": "", "length_penalty": 1}
 UNSUPPORTED |= {"min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "bad_words": [], "use_beam_search": False}
 UNSUPPORTED |= {"add_generation_prompt": True, "continue_final_message": False, "include_stop_str_in_output": False}
 UNSUPPORTED |= {"mirostat": 0, "typical_p": 1, "tfs_z": 1, "top_a": 0, "dynatemp_range": 0, "dry_multiplier": 0}
-UNSUPPORTED |= {"xtc_probability": 0, "no_repeat_ngram_size": 0, "skip_special_tokens": True}
+UNSUPPORTED |= {"xtc_probability": 0, "no_repeat_ngram_size": 0, "skip_special_tokens": True, "mirostat_mode": 0}
+UNSUPPORTED |= {"do_sample": True, "penalty_alpha": 0, "guidance_scale": 1, "smoothing_factor": 0, "tfs": 1}
+UNSUPPORTED |= {"epsilon_cutoff": 0, "eta_cutoff": 0, "encoder_repetition_penalty": 1, "ban_eos_token": False}
+UNSUPPORTED |= {"top_n_sigma": -1, "min_length": 0, "truncate_prompt_tokens": -1, "safe_prompt": False}
 UNSUPPORTED |= dict.fromkeys(("audio", "chat_template", "json_schema", "structured_outputs", "guided_json"))
 UNSUPPORTED |= dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar", "allowed_token_ids"))
+UNSUPPORTED |= dict.fromkeys(("system", "instructions", "documents", "options", "format", "negative_prompt"))
 
 OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens"}  # llama.cpp's
-RANDOM_SEEDS = (-1, 2**32 - 1)  # what clients of llama.cpp send for "random"; the second is the first in 32 bits
+OTHER_NAMES |= {"max_new_tokens": "max_tokens", "num_predict": "max_tokens"}  # Hugging Face's and Ollama's
+OTHER_NAMES |= {"random_seed": "seed", "stop_sequences": "stop"}  # Mistral's and Cohere's
+RANDOM_SEEDS = (-1, 2**32 - 1, 2**64 - 1)  # what clients of llama.cpp send for "random"; the others are the first
 NO_LIMIT = (-1, -2)  # of tokens: llama.cpp's and Ollama's words for "until the context is full"
+TEXT_PARTS = ("text", "input_text", "output_text")
 MAX_STOPS = 64  # each costs one search per token
 
 
@@ -90,8 +98,8 @@ def read_conversation(messages: object) -> Conversation:
     which is dropped, or two messages of one side, which are joined. A reply before the first question, such as the
     greeting of a client, is dropped: no model was trained on one.
     """
-    if not (isinstance(messages, list) and all(isinstance(message, dict) for message in messages)):
-        return Conversation.from_json(messages, complete=False)
+    if not (isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages)):
+        raise ValueError(f"got {shorten(repr(messages))}, expected a list of objects with role and content")
     systems: list[object] = []
     merged: list[dict] = []  # their contents are lists, of texts that are joined at the end
     for message in messages:
@@ -132,9 +140,9 @@ def _content(message: dict) -> object:
 
 
 def _joined_parts(content: object) -> object:
-    """Join content in parts of type text; return any other content as it is."""
+    """Join content in parts of text, by either of OpenAI's names; return any other content as it is."""
     parts = content if isinstance(content, list) else [None]
-    if all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in parts):
+    if all(isinstance(p, dict) and p.get("type") in TEXT_PARTS and isinstance(p.get("text"), str) for p in parts):
         return "".join(part["text"] for part in parts)
     return content
 
@@ -354,10 +362,12 @@ def _without_defaults(document: dict, served: Served, chat: bool) -> dict:
         del given["seed"]
     if given.get("top_k") == -1:
         del given["top_k"]
+    if type(given.get("top_p")) is int and given["top_p"] == 0:  # the likeliest token alone
+        given |= {"top_p": 1, "top_k": 1}
     if given.get("logprobs") is False or (chat and given.get("logprobs") == 0):
         del given["logprobs"]
     if isinstance(stop := given.get("stop"), list | str):
-        given["stop"] = [one for one in ([stop] if isinstance(stop, str) else stop) if one != ""]
+        given["stop"] = [one for one in ([stop] if isinstance(stop, str) else stop) if one not in ("", None)]
     return given
 
 

@@ -1,5 +1,6 @@
 """Flags of the server, including the limits of requests. Imports nothing of the extra `serve`."""
 
+import re
 from dataclasses import dataclass
 
 from nanogka.common.cli import DeviceSettings, WhichRun, flag
@@ -7,6 +8,8 @@ from nanogka.common.errors import Errors
 from nanogka.common.formatting import one_line
 
 KEY_VARIABLE = "NANOGKA_API_KEY"
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
+USUAL_PORT = re.compile(r"^(http://[^/]+(?=:80$)|https://[^/]+(?=:443$)).*")  # browsers leave it out
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -37,15 +40,14 @@ class ServeSettings(Limits, WhichRun, DeviceSettings):
     )
     api_key: str = flag("", f"key that clients must send; {KEY_VARIABLE} in the environment keeps it out of `ps`")
     cors_origin: str = flag("", "origins of web pages that may use the server, separated by commas, or * for any")
-    own_questions: bool = flag(
-        False, "offer questions of your own conversations on the chat page, to every client"
-    )
+    own_questions: bool = flag(False, "offer questions of your own conversations on the chat page, to every client")
     access_log: bool = flag(False, "print a line for each request")
 
     @property
     def origins(self) -> list[str]:
-        """The origins of pages that may use the server."""
-        return [name.strip() for name in self.cors_origin.split(",") if name.strip()]
+        """The origins of pages that may use the server, as browsers write them."""
+        names = (name.strip().lower().rstrip("/") for name in self.cors_origin.split(","))
+        return [USUAL_PORT.sub(r"\1", name) for name in names if name]
 
     @property
     def hosts(self) -> list[str]:
@@ -57,5 +59,8 @@ class ServeSettings(Limits, WhichRun, DeviceSettings):
         """Record every setting that contradicts another one."""
         errors.require(self.name == one_line(self.name), "name", self.name, "printable characters")
         errors.require(self.max_n <= self.max_batch, "max_n", self.max_n, "at most --max-batch")
+        wrong = [name for name in self.origins if not (name in ("*", "null") or ORIGIN.fullmatch(name))]
+        expected = "origins such as https://example.org, * for any, or null for files"
+        errors.require(not wrong, "cors_origin", self.cors_origin, expected)
         bad = [host for host in self.hosts if "*" in host[1:] or (host.startswith("*") and host[1:2] not in ("", "."))]
         errors.require(not bad, "allowed_hosts", self.allowed_hosts, "names, *.NAME, or * for any")

@@ -61,8 +61,11 @@ def test_a_random_seed_has_several_names():
     def seeds(value):
         return {read_request(CHAT | {"seed": value}, served(), True)[1].params.seed for _ in range(3)}
 
-    assert [len(seeds(value)) for value in (None, -1, 2**32 - 1)] == [3, 3, 3]
+    assert [len(seeds(value)) for value in (None, -1, 2**32 - 1, 2**64 - 1, -1.0)] == [3] * 5
     assert [seeds(value) for value in (0, 7)] == [{0}, {7}]
+
+
+SAID_OTHERWISE = (("top_k", "ge"), ("top_p", "gt"))  # -1 is off, and 0 is the likeliest token alone
 
 
 def test_sampling_has_the_bounds_of_the_engine_and_the_names_of_other_servers():
@@ -71,9 +74,52 @@ def test_sampling_has_the_bounds_of_the_engine_and_the_names_of_other_servers():
     for name, flag in flags_of(SamplingParams).items():
         if name != "seed":
             for bound, step in (("ge", -1), ("le", 1), ("gt", 0)):
-                if (limit := flag.limits.get(bound)) is not None and (name, bound) != ("top_k", "ge"):
+                if (limit := flag.limits.get(bound)) is not None and (name, bound) not in SAID_OTHERWISE:
                     with pytest.raises(ApiError, match=f"^{name}: "):
                         read_request(CHAT | {name: limit + step}, served(), True)
+
+
+def test_fields_of_other_servers_mean_the_same_or_are_refused_by_name():
+    def read(**fields):
+        request = read_request(CHAT | fields, served(), True)[1]
+        return request.max_tokens, request.params.seed, list(request.stop_strings), request.params.top_k
+
+    assert read(max_new_tokens=3, random_seed=5, stop_sequences=["a", None, ""]) == (3, 5, ["a"], 0)
+    assert read(num_predict=4, seed=6, stop="b", top_p=0) == (4, 6, ["b"], 1)
+    assert read(top_p=0.0, seed=6)[3] == 1
+    harmless = {"do_sample": True, "penalty_alpha": 0, "tfs": 1.0, "options": {}, "system": None, "top_n_sigma": -1}
+    assert read(seed=6, **harmless) == read(seed=6)
+    for name, value in {"do_sample": False, "system": "Be brief", "options": {"seed": 1}, "guidance_scale": 2}.items():
+        with pytest.raises(ApiError, match=f"^{name}: is not supported"):
+            read(**{name: value})
+
+
+@pytest.mark.parametrize("messages", ["Hi", {"role": "user", "content": "Hi"}, [], ["Hi"], {"prompt": "a"}])
+def test_messages_that_are_none_are_refused_in_the_words_of_the_protocol(messages):
+    with pytest.raises(ApiError, match="^messages: got .*, expected a list of objects with role and content$"):
+        read_request(CHAT | {"messages": messages}, served(), True)
+
+
+@pytest.mark.parametrize(
+    "given, origins",
+    [
+        ("https://Example.org/", ["https://example.org"]),
+        (
+            "https://a.org:443, http://b.org:80,http://c.org:8080",
+            ["https://a.org", "http://b.org", "http://c.org:8080"],
+        ),
+        ("*", ["*"]),
+        ("null,chrome-extension://abc", ["null", "chrome-extension://abc"]),
+        ("example.org", None),
+        ("https://a.org/path", None),
+    ],
+)
+def test_origins_are_as_browsers_send_them_and_others_are_refused(given, origins):
+    settings, errors = ServeSettings(cors_origin=given), Errors()
+    settings.check(errors)
+    assert bool(errors.lines) == (origins is None)
+    if origins is not None:
+        assert settings.origins == origins
 
 
 def test_64_stop_strings_are_accepted():
@@ -94,6 +140,7 @@ def prompt(*messages: tuple[str, object]) -> str:
         ([("system", "A"), ("system", "B"), ("user", "Hi")], "A\n\nB"),
         ([("developer", "A"), ("system", "B"), ("user", "Hi")], "A\n\nB"),
         ([("user", "Hi"), ("system", "A")], "A"),
+        ([("user", [{"type": "input_text", "text": "Hi"}]), ("system", "A")], "A"),
         ([("system", [{"type": "text", "text": "A"}]), ("user", "Hi"), ("developer", "B")], "A\n\nB"),
         ([("system", ""), ("user", "Hi")], None),
         ([("system", None), ("developer", " \n"), ("user", "Hi")], None),

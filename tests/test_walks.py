@@ -14,7 +14,7 @@ BUDGETS = {
     "reply": (20, 530),
     "request": (27, 760),
     "core": (12, 240),
-    "resume": (46, 1440),
+    "resume": (46, 1460),
 }
 # Functions that a walk must pass, so that an empty or cut walk is no success.
 LANDMARKS = {

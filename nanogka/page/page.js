@@ -95,7 +95,7 @@ function draw() {
   const scored = Number.isFinite(shown.perByte), changed = JSON.stringify(state.changes) !== JSON.stringify(trained);
   const cut = shown.cut ? `, first ${shown.ids.length} tokens` : "";
   number.textContent = scored ? shown.perByte.toFixed(3) : "";
-  unit.textContent = scored ? `bits per byte of the ${chatting() ? "replies" : "text"}${cut}` : "nothing to score yet";
+  unit.textContent = scored ? `bits per byte of the ${chatting() ? "replies" : "text"}${cut}` : "Nothing to score yet";
   const sign = change < 0 ? "−" : "+";
   effect.textContent = scored && changed ? `${sign}${Math.abs(change).toFixed(3)} through your changes` : "";
   effect.className = change < 0 ? "better" : "";

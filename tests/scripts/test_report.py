@@ -221,8 +221,11 @@ def test_the_chat_models_scores_and_replies_stand_in_the_report(runs, capsys):
     assert numbers(learned)[-2:] == [9.0, 0.5]
     assert "python -m scripts.chat_eval --run mine" in text
     (runs / "mine").rename(runs / "old")
-    write_chat(runs / "mine", "d2", chat_evaluation())
+    scores = chat_evaluation()
+    scores["tasks"][1]["chance"] = 1.0
+    write_chat(runs / "mine", "d2", scores)
     text, _ = write_report(capsys, "--run", "d2")
+    assert "To refuse is right in all questions of spelling-reworded." in text
     # Wilson's intervals by hand: of the 200 different items, not of all 300.
     assert "![Right answers: spelling 87.5 % (82.2 to 91.4), spelling-reworded 25.0 % (20.4 to 30.2), mmlu" in text
     assert (runs / "d2/plots/skills.png").is_file()

@@ -75,7 +75,8 @@ class SquaredReLU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
-        y = F.relu(x).square_()
+        # Not in place: torch.compile of torch 2.11 would lose the gradient, without an error.
+        y = F.relu(x).square()
         ctx.save_for_backward(y)
         return y
 

@@ -1,7 +1,9 @@
-"""Measures of differentiable operators, and the literal form of torch's `varlen_attn`."""
+"""Measures of differentiable operators, and literal forms: of mixture attention and of torch's `varlen_attn`."""
 
 import numpy as np
 import torch
+
+from nanogka.attention.mixture import FLOOR
 
 
 def value_and_gradients(function, leaves, *arguments, **options):
@@ -30,3 +32,15 @@ def literal_varlen(q, k, v, starts, starts_k, most, most_k, *, scale, window_siz
         logits = scale * torch.einsum("ihd,jhd->hij", q[a:b], k[a:b])
         outputs.append(torch.einsum("hij,jhd->ihd", logits.masked_fill(hidden, -torch.inf).softmax(-1), v[a:b]))
     return torch.cat(outputs)
+
+
+def literal_mixture(q, k, v, components):
+    """Gaussian mixture attention by its formulas, with the T×T affinity."""
+    routed = []
+    for x in (q, k):
+        difference = x[..., None, :] - components.means  # (B, T, H, K, d)
+        exponent = -(components.log_precisions.exp() * difference.square()).sum(-1) / 2
+        log_density = exponent + components.log_precisions.sum(-1) / 2 + components.log_weights
+        routed.append(log_density.softmax(-1))
+    affinity = torch.einsum("bihk,bjhk->bhij", routed[0], routed[1] + FLOOR).tril()
+    return torch.einsum("bhij,bjhd->bihd", affinity / affinity.sum(-1, keepdim=True), v)

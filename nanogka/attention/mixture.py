@@ -69,18 +69,6 @@ def mixture_attention(
     return checkpoint(_by_chunks, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
-def mixture_reference(q: Tensor, k: Tensor, v: Tensor, components: Components) -> Tensor:
-    """Compute Gaussian mixture attention literally, with its T×T affinity. For tests, not for training."""
-    routed = []
-    for x in (q, k):
-        difference = x[..., None, :] - components.means  # (B, T, H, K, d)
-        exponent = -(components.log_precisions.exp() * difference.square()).sum(-1) / 2
-        log_density = exponent + components.log_precisions.sum(-1) / 2 + components.log_weights
-        routed.append(log_density.softmax(-1))
-    affinity = torch.einsum("bihk,bjhk->bhij", routed[0], routed[1] + FLOOR).tril()
-    return torch.einsum("bhij,bjhd->bihd", affinity / affinity.sum(-1, keepdim=True), v)
-
-
 def chunk_size(components: int) -> int:
     """Positions per chunk: at least as many as components where that is not too many.
 

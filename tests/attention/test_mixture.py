@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from operators import peak_bytes, value_and_gradients
+from operators import literal_mixture, peak_bytes, value_and_gradients
 
-from nanogka.attention.mixture import FLOOR, Components, mixture_attention, mixture_reference
+from nanogka.attention.mixture import FLOOR, Components, mixture_attention
 
 
 def inputs_of(T, K, *, D=5, d=3, H=2, B=2, same=False, dtype=torch.float64):
@@ -22,7 +22,7 @@ def inputs_of(T, K, *, D=5, d=3, H=2, B=2, same=False, dtype=torch.float64):
 
 
 def literal(q, k, v, *components):
-    return mixture_reference(q, k, v, Components(*components))
+    return literal_mixture(q, k, v, Components(*components))
 
 
 def linear(q, k, v, *components, chunk=None):

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from generate_models import small_model
+from operators import literal_mixture
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from nanogka.attention.mixture import mixture_reference
 from nanogka.model import model_costs
 from nanogka.model.mixers.mixture import ROUTINGS
 
@@ -34,7 +34,7 @@ def test_the_layer_is_its_formula(routing):
         q = k = normed(v)
     if routing == "successor":
         k = torch.cat([torch.zeros_like(k[:, :1]), k[:, :-1]], 1)
-    expected = F.linear(mixture_reference(q, k, v, mixer.components).flatten(2), P["c_proj.weight"])
+    expected = F.linear(literal_mixture(q, k, v, mixer.components).flatten(2), P["c_proj.weight"])
     torch.testing.assert_close(mixer(x, None), expected, rtol=0, atol=1e-10)
 
 

@@ -13,7 +13,7 @@ from nanogka.common.cli import flags_of
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "scripts").glob("[!_]*.py"))
 # Names that code gives the settings that it is handed.
-SETTINGS = ("settings", "s", "own", "self", "rates", "lr", "params", "limits")
+SETTINGS = ("settings", "s", "own", "rates", "lr", "params", "limits")
 
 
 def settings_of(script):
@@ -22,14 +22,24 @@ def settings_of(script):
     return inspect.getclosurevars(main).nonlocals.get("settings")
 
 
+def declares_flags(node):
+    """Whether a node is a class with a field `name: type = flag(…)`."""
+    fields = (
+        [field for field in node.body if isinstance(field, ast.AnnAssign)] if isinstance(node, ast.ClassDef) else []
+    )
+    calls = [field.value.func for field in fields if isinstance(field.value, ast.Call)]
+    return any(getattr(function, "id", "") in ("flag", "flags") for function in calls)
+
+
 @cache
 def names_read(path):
     """Attributes that a module reads from settings, and texts, by which `getattr` may read them."""
-    found = set()
-    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+    found, tree = set(), ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    own = {id(part) for node in ast.walk(tree) if declares_flags(node) for part in ast.walk(node)}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             base = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
-            if base in SETTINGS or base.endswith("settings"):
+            if base in SETTINGS or base.endswith("settings") or (base == "self" and id(node) in own):
                 found.add(node.attr)
         elif isinstance(node, ast.Tuple):  # for name in ("depth", "network"): getattr(settings, name)
             found |= {one.value for one in node.elts if isinstance(one, ast.Constant) and isinstance(one.value, str)}

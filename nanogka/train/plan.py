@@ -180,7 +180,7 @@ class About:
 class TrainPlan(Generic[S]):
     """A training of a language model that can start, be it pretraining, fine-tuning or reinforcement learning."""
 
-    settings: S  # everything that decides the losses is filled in
+    settings: S  # every flag that decides the losses is filled in; `about.facts` says which data they mean
     config: GPTConfig
     tokenizer: Tokenizer | None  # None in a dry run without one
     budget: TrainingBudget

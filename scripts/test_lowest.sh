@@ -3,10 +3,17 @@
 #
 #   bash scripts/test_lowest.sh                      tokenizer, data, operator, model, checkpoints, command lines
 #   bash scripts/test_lowest.sh tests/export         one part
+#
+# PYTHON and TORCH_BACKEND mean what they mean in setup.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[ -d .venv-lowest ] || python3 -m venv .venv-lowest
+# The lowest versions have no wheels for newer Pythons. On Linux, the plain package of torch brings gigabytes of CUDA.
+if [ ! -d .venv-lowest ]; then
+    for python in python3.10 python3.11 python3.12 python3; do if command -v "$python" >/dev/null; then break; fi; done
+    "${PYTHON:-$python}" -m venv .venv-lowest
+fi
 .venv-lowest/bin/python -m pip --disable-pip-version-check install --quiet 'uv>=0.8'
-.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct -e '.[dev]'
+.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --torch-backend "${TORCH_BACKEND:-cpu}" \
+    --resolution lowest-direct -e '.[dev]'
 [ $# -gt 0 ] || set -- tests/test_tokenizer.py tests/data tests/attention tests/model tests/common tests/train/test_checkpoint.py
 exec .venv-lowest/bin/python -m pytest -m "not slow" "$@"

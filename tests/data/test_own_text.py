@@ -292,6 +292,7 @@ def test_gzip_with_zeros_behind_its_end_is_read(tmp_path):
 
 
 def test_parquet_with_string_views_is_text(tmp_path):
+    pytest.importorskip("pyarrow", "21", reason="earlier versions read such files and cannot write them")
     table = pyarrow.table({"text": pyarrow.array(["one", "two", None], pyarrow.string_view())})
     pq.write_table(table, tmp_path / "a.parquet")
     assert list(own_text.documents([tmp_path / "a.parquet"])) == ["one", "two", None]

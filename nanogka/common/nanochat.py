@@ -136,11 +136,12 @@ def ignored_variables() -> list[str]:
 
 
 def table() -> str:
-    """The counterparts as a table in Markdown. The flags that are translated without a word have one row."""
+    """The counterparts as a table in Markdown. An error or a notice says what the flags of its last row become."""
     lines = [f"| `{line}` | {here} |" for line, here in COMMANDS.items()]
-    silent = [name for one in FLAGS if not one.says for name in one.names]
-    lines.append(f"| {', '.join(f'`{name}`' for name in silent)} | accepted |")
-    for one in (one for one in FLAGS if one.says):
-        here = "accepted; elsewhere: " if one.fields else "ignored: " if one.ignored else ""
-        lines.append(f"| {', '.join(f'`{name}`' for name in one.names)} | {here}{one.says} |")
+    for here, rows in (
+        ("accepted", [one for one in FLAGS if not one.says]),
+        ("accepted by scripts that have a counterpart", [one for one in FLAGS if one.says and one.fields]),
+        ("the script says what to use instead", [one for one in FLAGS if one.says and not one.fields]),
+    ):
+        lines.append(f"| {', '.join(f'`{name}`' for one in rows for name in one.names)} | {here} |")
     return "\n".join(["| nanochat | here |", "|---|---|", *lines])

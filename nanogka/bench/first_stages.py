@@ -38,7 +38,7 @@ from nanogka.common.files import read_json, read_yaml
 from nanogka.common.processes import family, visible_gpus
 from nanogka.common.runtime import Hardware
 from nanogka.data.hub_corpora import HUB_CORPORA, WORKERS
-from nanogka.model import GPTConfig, model_costs
+from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.model.loss import capped_cross_entropy, plain_cross_entropy
 from nanogka.train.budget import plan_budget
 from nanogka.train.estimate import step_time
@@ -46,6 +46,7 @@ from nanogka.train.estimate import step_time
 DOWNLOAD_SECONDS = 8
 BUCKET = 2**27  # bytes of a message, as in nanogka.train.sharded_optimizer
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}  # relative error against float64
+COMPILED_TOLERANCE = {torch.bfloat16: 0.1, torch.float32: 1e-3}  # relative difference from eager gradients
 RESUMED_TOLERANCE = 1e-2  # relative difference of losses after a resume; atomic sums on a GPU are not reproducible
 STEPS = 30  # of the short training
 REPEATED = 5  # of them after the crash
@@ -161,8 +162,29 @@ def correct(place: Place) -> Results:
     yield {"vocabulary": V, "errors": errors}
     if max(errors) > TOLERANCE[place.dtype]:
         wrong.append("the loss")
+    eager, compiled = (matrix_gradients(place, compiled) for compiled in (False, True))
+    error = max(((b - a).norm() / a.norm()).item() for a, b in zip(eager, compiled))
+    yield {"compiled_gradients_error": error}
+    # A compiler that loses a gradient says nothing, and training then learns a part of the model only.
+    if not error <= COMPILED_TOLERANCE[place.dtype]:
+        wrong.append("the compiled model (with the same model in eager mode)")
     if wrong:
         raise RuntimeError(f"disagrees with float64: {', '.join(wrong)}")
+
+
+def matrix_gradients(place: Place, compiled: bool) -> list[Tensor]:
+    """Gradients of the matrices of a small model, whose parameters are all random: zeros would hide errors."""
+    config = GPTConfig.from_depth(2, place.mixers[0], sequence_len=64, vocab_size=1024)
+    model, generator = GPT(config, compute_dtype=place.dtype), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=generator))
+    ids = torch.randint(0, config.vocab_size, (8, 65), generator=generator).to(place.device)
+    model.to(place.device)
+    backend = "aot_eager" if place.smoke else "inductor"  # a rehearsal need not wait for the C++ compiler
+    loss_fn = torch.compile(model, dynamic=False, backend=backend) if compiled else model
+    loss_fn(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()).backward()
+    return [p.grad for p in model.parameters() if p.ndim == 2 and p.grad is not None]
 
 
 def relative_errors(function: Callable, reference: Callable, inputs: list[Tensor]) -> list[float]:

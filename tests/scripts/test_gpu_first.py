@@ -44,6 +44,7 @@ first_stages.CONTESTANTS["gaussian"] = wrong
 first_stages.Place.start = lambda place, module, *words, ranks=None: subprocess.Popen(
     "true" if module == "scripts.tok_train" else "false"
 )
+torch.compile = lambda model, **options: lambda *inputs: 1.5 * model(*inputs)  # gradients, too
 first_machine.FREE_DISK = 1e18
 first_stages.fill_vocabulary = lambda *args: None
 first_stages.download_address = lambda place: "http://127.0.0.1:1"
@@ -56,7 +57,7 @@ FAILURES = {
     "machine": "GB free",
     "download": "refused",
     "kernels": "not chosen: attention: torch (it is wrong)",
-    "correct": "disagrees with float64: attention with window 7",
+    "correct": "disagrees with float64: attention with window 7, the compiled model",
     "attention": "out of resources",
     "messages": "TypeError",
     "steps": "no batch fits",

@@ -22,7 +22,7 @@ TOLERANCE = 0.1  # of the computed time, for runs that the roofline covers
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """A run of somebody else's code, as the file describes it."""
+    """A run as the file describes it, mostly of somebody else's code."""
 
     name: str
     gpu: str  # a key of `GPUS`
@@ -41,10 +41,10 @@ class PublishedRun:
 
     @property
     def config(self) -> GPTConfig:
-        """The model, with attention in every layer."""
-        shape = dict(self.shape)
-        options = {"value_embeddings": shape.pop("value_embeddings")}
-        return GPTConfig(mixer_pattern="D", options=options, **shape)
+        """The model. Other people's have attention in every layer."""
+        shape = {"mixer_pattern": "D"} | self.shape
+        options = {name: shape.pop(name) for name in ("value_embeddings",) if name in shape}
+        return GPTConfig(options=options, **shape)
 
     def computed_ms(self) -> float:
         """Milliseconds of a step by the roofline."""

@@ -3,7 +3,7 @@
 A roofline computes the time of a step on a GPU. A step is matrix products, element-wise kernels, attention, the loss,
 the update and messages. Each part has an amount, counted on the model, and a rate, a share of the GPU's peak. The
 shares are fitted to published runs, for three families of GPUs. `scripts.plan_gpu --compare` shows what they give for
-these runs and for others (nanogka/bench/published.py). **No number here was measured with this code.**
+these runs, for others and for one of ours (nanogka/bench/published.py).
 """
 
 import shutil

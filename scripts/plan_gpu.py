@@ -7,7 +7,8 @@
 
 Torch's compiler plans the kernels of a micro-batch, traced on fake tensors of the real sizes (20 to 40 CPU seconds).
 Launches and bytes are counted in that plan. Times come from the roofline in nanogka/train/estimate.py, which is fitted
-to published runs. `--compare` prints the computed times of these runs and of others. Only GKA's step on one H200 was measured with this code.
+to published runs. `--compare` prints the computed times of these runs, of others and of
+one step of this code.
 """
 
 import sys

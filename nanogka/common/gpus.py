@@ -1,5 +1,6 @@
 """Count the GPUs that torch can use: `python -m nanogka.common.gpus` prints their number."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -34,10 +35,18 @@ def ask_driver(*words: str) -> str:
 
 def count_gpus() -> int:
     """The number of CUDA devices. Raises ValueError if the driver is broken, or lists GPUs and torch finds none."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible in ("", "-1"):  # the user hides all of them
+        return 0
     listed = ask_driver("-L").count("GPU ")
     import torch  # takes seconds
 
     found = torch.cuda.device_count()
+    if listed and not found and visible is not None:
+        raise ValueError(
+            f"GPUS: got 0 from torch with CUDA_VISIBLE_DEVICES={visible!r}, expected some of the {listed} GPUs that"
+            " nvidia-smi lists"
+        )
     if listed and not found:
         driver = ask_driver("--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0] or "unknown"
         raise ValueError(

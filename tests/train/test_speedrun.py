@@ -166,6 +166,18 @@ def test_a_broken_driver_is_an_error_with_a_way_out(tmp_path, driver):
     assert "--depth 3" in small.stdout
 
 
+@pytest.mark.parametrize("visible", ["", "-1", "9"])
+def test_gpus_that_the_user_hides_are_no_fault_of_the_driver(tmp_path, monkeypatch, visible):
+    monkeypatch.setenv("PATH", fake(tmp_path / "commands", "nvidia-smi", "echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if visible == "9":  # torch finds none of this number
+        monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+        with pytest.raises(ValueError, match="with CUDA_VISIBLE_DEVICES='9', expected some of the 1 GPUs"):
+            gpus.count_gpus()
+    else:
+        assert gpus.count_gpus() == 0
+
+
 def test_a_driver_that_hangs_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", fake(tmp_path / "commands", "nvidia-smi", "exec sleep 60"))
     monkeypatch.setattr(gpus, "TIMEOUT", 0.2)

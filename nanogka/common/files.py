@@ -30,6 +30,7 @@ BLOCK = 2**20  # bytes to read at once
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 NO_FOLDER_SYNC = (*NOT_SUPPORTED, errno.EBADF, errno.EACCES, errno.EPERM)
 NOTICE_SECONDS = 10.0  # of waiting for a lock
+FOREVER = 1e8  # seconds. With an endless wait, filelock 4.1 takes a lock that this process has released for held
 MAX_FOLDERS = 256  # in a path
 LEFTOVER_SECONDS = 86_400  # a temporary file as old as this belongs to no running process
 
@@ -199,7 +200,7 @@ def acquire(lock: FileLock, timeout: float = -1) -> BaseFileLock:
         if timeout >= 0:
             raise
         say(f"waiting for {holder_of(lock)}")
-        lock.acquire()
+        lock.acquire(FOREVER)
     except OSError as error:
         if error.errno not in (errno.ENOLCK, *NOT_SUPPORTED):
             raise OSError(error.errno, error.strerror, lock.lock_file) from error

@@ -166,6 +166,11 @@ def test_a_broken_driver_is_an_error_with_a_way_out(tmp_path, driver):
     assert "--depth 3" in small.stdout
 
 
+@pytest.fixture(autouse=True)
+def no_hidden_gpus(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
 @pytest.mark.parametrize("visible", ["", "-1", "9"])
 def test_gpus_that_the_user_hides_are_no_fault_of_the_driver(tmp_path, monkeypatch, visible):
     monkeypatch.setenv("PATH", fake(tmp_path / "commands", "nvidia-smi", "echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'"))

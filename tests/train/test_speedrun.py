@@ -103,7 +103,7 @@ def test_a_recipe_or_mixers_can_be_chosen(tmp_path):
         assert f"--attention {mixer} --run d4-{mixer} " in chosen
         assert " --num-iterations 840 " in chosen
     several = speedrun(tmp_path, RECIPE="best", ATTENTION="gaussian GD", RUN="mine").stdout
-    assert "base_eval --run mine-gaussian --split-tokens 65536\n" in several
+    assert "base_eval --run mine-gaussian --split-tokens 65536 --max-per-task 100\n" in several
     assert "chat_sft --base mine-GD --run mine-GD-chat" in several
 
 
@@ -243,7 +243,10 @@ GIVEN = {
     "TRACKER": ("wandb", "--tracker wandb "),
     "TRAIN_FLAGS": ("--matrix-lr 0.01 *", "--matrix-lr 0.01 \\* --resume auto"),
     "RUN": ("mine", "--run mine "),
-    "EVAL_BUNDLE": ("/tmp/b.zip", "base_eval --run mine --split-tokens 65536 --eval-bundle /tmp/b.zip"),
+    "EVAL_BUNDLE": (
+        "/tmp/b.zip",
+        "base_eval --run mine --split-tokens 65536 --max-per-task 100 --eval-bundle /tmp/b.zip",
+    ),
     "CHAT": ("talk.jsonl", "--data talk.jsonl"),
     "SEED": ("5", "--seed 5"),
     "DEVICE_BATCH_SIZE": ("2", "--device-batch-size 2"),

@@ -15,45 +15,42 @@ MONTHS = {
 }
 WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 LENGTH = Wordings(
-    known=(
-        "how many days are in {text}?",
-        "how many days has {text}?",
-        "how many days does {text} have?",
-        "how many days in {text}?",
-        "how long is {text}?",
-        "number of days in {text}.",
-    ),
-    new=("how many days are there in {text}?", "tell me how many days {text} has."),
+    (
+        "how many days [are in|are there in|in|has|make|make up] [|the month of |the month ]{text}?",
+        "how many days does [|the month of |the month ]{text} [have|contain]?",
+        "how [long is|many days long is] [|the month of |the month ]{text}?",
+        "[|the |what is the |tell me the |give me the ]number of days [in|of] [|the month of |the month ]{text}.",
+        "[tell me|do you know|can you tell me|say] how many days [{text} has|are in {text}|there are in {text}].",
+    )
 )
+A_YEAR = Wordings(tuple(pattern.replace("[|the month of |the month ]", "") for pattern in LENGTH.patterns))
 LEAP = Wordings(
-    known=(
+    (
         "is {text} a leap year?",
-        "is {text} a leap year?",
-        "was {text} a leap year?",
-        "is the year {text} a leap year?",
-        "{text}, leap year?",
-        "is the year {text} leap?",
-    ),
-    new=("will {text} be a leap year?", "is {text} leap year"),
+        "[is|was] [|the year ]{text} [a leap year|leap|leap year|one of the leap years]?",
+        "[will|would] [|the year ]{text} be [a leap year|leap]?",
+        "[|year |the year ]{text}[, leap year|, a leap year|: leap year|: is it a leap year| - leap year]?",
+        "[tell me|do you know|can you tell me|say] [if|whether] [|the year ]{text} [is|was] a leap year.",
+        "does [|the year ]{text} have a leap day?",
+    )
 )
 AFTER = Wordings(
-    known=(
-        "what {kind} comes after {text}?",
-        "which {kind} comes after {text}?",
-        "what {kind} is after {text}?",
-        "which {kind} follows {text}?",
-        "what comes after {text}?",
-    ),
-    new=("what is the {kind} after {text}?", "which {kind} is next after {text}?"),
+    (
+        "[what|which] {kind} [comes|is|comes right|is right|comes next|is next] after {text}?",
+        "[what|which] {kind} [follows|follows after] {text}?",
+        "what [comes|follows|comes next|is next] after {text}?",
+        "[what is|what's|name] the [|next ]{kind} after {text}?",
+        "[tell me|do you know|can you tell me|say] [what|which] {kind} [comes after|is after|follows] {text}.",
+    )
 )
 BEFORE = Wordings(
-    known=(
-        "what {kind} comes before {text}?",
-        "which {kind} comes before {text}?",
-        "what {kind} is before {text}?",
-        "what comes before {text}?",
-    ),
-    new=("what is the {kind} before {text}?", "which {kind} is right before {text}?"),
+    (
+        "[what|which] {kind} [comes|is|comes right|is right|was|comes just] before {text}?",
+        "[what|which] {kind} [precedes|is followed by] {text}?",
+        "what [comes|is right|was|comes right] before {text}?",
+        "[what is|what's|name] the [|last ]{kind} before {text}?",
+        "[tell me|do you know|can you tell me|say] [what|which] {kind} [comes before|is before|precedes] {text}.",
+    )
 )
 
 
@@ -64,7 +61,8 @@ def dates(rng: random.Random) -> Item:
         month = rng.choice([*MONTHS, "a year"])
         days = {"February": "28, or 29 in a leap year.", "a year": "365, or 366 in a leap year."}
         answer = days.get(month) or f"{MONTHS[month]}."
-        return Item(f"length of {month}", LENGTH, answer, {"text": name_as_typed(month, rng)}, closed=True)
+        wordings, slots = LENGTH if month in MONTHS else A_YEAR, {"text": name_as_typed(month, rng)}
+        return Item(f"length of {month}", wordings, answer, slots, closed=True)
     if kind in (1, 2):
         year = rng.choice((rng.randint(1990, 2040), rng.randint(1600, 2400), 100 * rng.randint(16, 24)))
         code = f"{year}%{400 if year % 100 == 0 else 4}"  # the rule of the Gregorian calendar

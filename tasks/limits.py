@@ -16,8 +16,8 @@ from tasks.units import SINGULAR, UNITS
 from tasks.words import LETTERS, any_word, everyday_words, made_up_word, names
 
 
-def _list(text: str) -> list[str]:
-    return [" ".join(part.split()) for part in text.split(";")]
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(part for part in (" ".join(part.split()) for part in text.split(";")) if part)
 
 
 SLOTS = {
@@ -76,174 +76,181 @@ TAKEN = {
     *(text for texts in TALK.values() for text in texts.split("; ")),
 }
 FAR = Wordings(
-    known=tuple(
-        _list(
-            "what is the capital of {country}?; how many people live in {country}?; who is the president of "
-            "{country}?; how far is it to {country}?; where is {country}?; what do they speak in {country}?; how big "
-            "is {country}?; how old is {topic}?; what is {topic}?; what is {topic}?; what is {topic}?; tell me about "
-            "{topic}.; explain {topic}.; what do you know about {topic}?; why is {topic} important?; who invented "
-            "{topic}?; when did {topic} begin?; what is the meaning of {topic}?; what is the price of {topic}?; why do"
-            " we need {topic}?; where is {name}?; who is {name}?; when was {name} born?; what does {name} like?; how "
-            "old is {name}?; what is the news?; what's the weather in {country}?; what's the weather like?; what is "
-            "the weather today?; will it rain tomorrow?; what time is it?; what year is it?; who won the world cup?; "
-            "why is the sky blue?; how do i {verb}?; how can i {verb}?; how to {verb}; what is my name?; how old am "
-            "i?; where am i?; who is the king of {country}?; what is a {word}?; what does {word} mean?; what color is "
-            "a {word}?; where can i buy a {word}?; define {word}.; what is the biggest {word}?; how tall is {name}?; "
-            "who wrote {topic}?; what happened in {year}?; who was born in {year}?; why is a {word} so {word}?; how "
-            "does a {word} work?; can you explain {topic}?; do you know {name}?; do you know {country}?; what does "
-            "{topic} do?; what are {word}s?; can you {task}?; can you {task}?; {task}; please {task}.; could you "
-            "{task}?; tell me {writing}.; write {writing}.; write me {writing}.; write {writing} about {topic}.; can "
-            "you write me {writing}?; tell me {writing} about {topic}.; i want {writing}.; i want you to {task}.; will"
-            " you {task}?; do you know {writing}?; make up {writing}.; draw a {word}.; show me a {word}.; do you speak"
-            " {language}?; do you like {topic}?; do you like {word}s?; what do you think about {topic}?; what do you "
-            "think of {name}?; do you love me?; what is your favorite color?; what is your favorite {word}?; is "
-            "{topic} good?; are you happy?; do you have feelings?; do you believe in {topic}?; do you want a {word}?; "
-            "should i {verb}?; is {name} nice?; {noise}; {noise} {noise}; {noise}?; {noise} {word} {noise}.; {word}; "
-            "{word} {word}; ?; ...; !; i like {topic}.; i have a {word}.; my {word} is {word}.; the {word} is {word}.;"
-            " {name} is my friend."
-        )
-    ),
-    new=tuple(
-        _list(
-            "who governs {country}?; what is special about {country}?; how does {topic} work?; tell me a fact about "
-            "{topic}.; where does {name} live?; how long does a {word} live?; who discovered {topic}?; what is the "
-            "best way to {verb}?; give me some information about {topic}.; is it raining?; what time is it in "
-            "{country}?; why do {word}s exist?; i need you to {task}.; are you able to {task}?; give me {writing}.; "
-            "compose {writing} about {topic}.; how about {writing}?; would you {task}?; let me hear {writing}.; what "
-            "is your opinion on {topic}?; do you prefer {topic} or {word}s?; do you enjoy {topic}?; {noise} {noise} "
-            "{noise}; {word} {noise}"
-        )
-    ),
+    _list(
+        "[what is|what's|tell me|name] the capital of {country}?; how many people live in {country}?; who is the "
+        "[president|king|queen|chancellor|leader] of {country}?; how far is [it to |]{country}?; where is {country}?; "
+        "what [do they speak|language is spoken] in {country}?; how big is {country}?; how old is {topic}?; what is "
+        "{topic}?; what is {topic}?; what's {topic}?; what are {topic}?; [please |can you |could you |]tell me "
+        "[about|more about|something about|a fact about|everything about] {topic}.; [please |can you |could you "
+        "|]explain {topic}[| to me].; what do you know about {topic}?; why is {topic} important?; who "
+        "[invented|discovered|wrote|started|made] {topic}?; when did {topic} [begin|end|start]?; what is the "
+        "[meaning|price|point|history|future|name|color] of {topic}?; why do we need {topic}?; where is {name}?; who "
+        "is {name}?; when was {name} born?; what does {name} like?; how old is {name}?; how tall is {name}?; where "
+        "does {name} live?; what is the news?; [what's|what is|how is] the weather[| like| today| in {country}| "
+        "tomorrow]?; will it rain [tomorrow|today]?; is it [raining|cold|late|dark]?; what time is it[| in {country}| "
+        "now]?; what year is it?; who won the [world cup|game|election|war]?; why is the sky blue?; how [do i|can i|do"
+        " you|should i|to] {verb}?; how to {verb}; what is the best way to {verb}?; what is my name?; how old am i?; "
+        "where am i?; what is a {word}?; what is a {word}?; what does {word} mean?; what color is a {word}?; where can"
+        " i buy a {word}?; [define|describe] {word}.; what is the [biggest|best|smallest|fastest] {word}?; what "
+        "happened in {year}?; who was born in {year}?; why is a {word} so {word}?; how does [a {word}|{topic}] work?; "
+        "how long does a {word} live?; why do {word}s exist?; do you know {name}?; do you know {country}?; what does "
+        "{topic} do?; what are {word}s?; can you {task}?; can you {task}?; {task}; [please|now|just|kindly|hey,] "
+        "{task}.; [could|would|will] you {task}?; i [want|need|would like] you to {task}.; are you able to {task}?; "
+        "help me {verb}.; [tell me|write|write me|give me|make up|make|compose|create|let me hear|show me] {writing}.;"
+        " [tell me|write|write me|give me|make up|compose|can you write] {writing} about {topic}.; "
+        "[can|could|would|will] you [write|tell|give|make] me {writing}?; i want {writing}.; do you know {writing}?; "
+        "how about {writing}?; draw [a|me a] {word}.; show me a {word}.; do you speak {language}?; do you "
+        "[like|love|enjoy|hate|want|prefer] [{topic}|{word}s]?; what do you think [about {topic}|of {name}]?; do you "
+        "love me?; what is your [favorite {word}|favorite color|favorite food|opinion on {topic}|job|age|goal]; is "
+        "{topic} [good|bad|real|dangerous]?; are you [happy|sad|tired|hungry|angry|free|busy|single]?; do you have "
+        "[feelings|friends|a body|parents|a wife|a dog|children|dreams]?; do you believe in {topic}?; do you want a "
+        "{word}?; should i {verb}?; is {name} nice?; who governs {country}?; what is special about {country}?; give me"
+        " [some information|a list|an overview] of {topic}.; {noise}; {noise} {noise}; {noise}?; {noise} {word} "
+        "{noise}.; {word} {noise}; {word}; {word} {word}; {word} {word} {word}.; ?; ...; !; i "
+        "[like|love|hate|need|want] {topic}.; i have a {word}.; my {word} is {word}.; the {word} is {word}.; {name} is"
+        " my friend.; [recommend|suggest] [a book|a movie|a song|a {word}].; which [{word}|book|movie|car|language] "
+        "[should i buy|do you like|is the best]?; who [are|is] the [beatles|best player|richest man|pope]?; what "
+        "should i [eat|do|wear|read|cook|buy] [today|tonight|now]?; [search|google|look up|find] {topic}.; "
+        "[why|how|when|where|who]?; [what if|why not] {topic}?"
+    )
 )
 NEAR = {
     "numbers": Wordings(
-        known=tuple(
-            _list(
-                "what is the square root of {n}?; square root of {n}; sqrt({n}); sqrt {n}; what is the root of {n}?; "
-                "what is the cube root of {n}?; √{n}; {n} squared; what is {n} squared?; what is the square of {n}?; "
-                "{n} cubed; {n}^{m}; {n} ^ {m}; {n}**{m}; {n} ** {m}; what is {n}^{m}?; what is {n} to the power of "
-                "{m}?; {n} to the power of {m}; what is {n} to the {m}th power?; what is {m}% of {n}?; {m}% of {n}; "
-                "{m} percent of {n}; what is {m} percent of {n}?; what percent of {n} is {m}?; add {m}% to {n}.; {n} "
-                "mod {m}; what is the remainder of {n} divided by {m}?; what is the factorial of {m}?; {m}!; is {n} "
-                "prime?; is {n} a prime number?; is {n} even?; is {n} odd?; what is half of {n}?; half of {n}; what is"
-                " double {n}?; double {n}; what is a third of {n}?; log({n}); sin({n}); what is the cosine of {n}?; "
-                "round {decimal}.; round {decimal} to {m} digits.; what is the average of {n}, {m} and {k}?; what is "
-                "the mean of {n} and {k}?; which is bigger, {n} or {k}?; is {n} bigger than {k}?; what is the largest "
-                "of {n}, {m} and {k}?; sort {n}, {m}, {k}.; what comes after {n}?; what number comes before {n}?; "
-                "count to {m}.; count from {m} to {n}.; solve x + {m} = {n}.; {m}x = {n}; what is x if {m}x = {n}?; "
-                "{m}x + {k}; what is {n} in binary?; what is {n} in roman numerals?; write {n} in words.; {n} / 0; "
-                "what is {n} divided by 0?; {n}; {n}?; is {m} a factor of {n}?; what are the factors of {n}?; what is "
-                "the absolute value of -{n}?; {n} > {k}; guess a number.; give me a random number.; what is the "
-                "biggest number?; how many digits does {n} have?; what is pi?; how many digits has pi?; what is the "
-                "area of a circle with radius {m}?; what is the area of a square with side {m}?"
-            )
-        ),
-        new=tuple(
-            _list(
-                "find the square root of {n}.; raise {n} to the power {m}.; how much is {m} percent of {n}?; calculate"
-                " {m}% of {n}.; what is one half of {n}?; compute the root of {n}.; {n} modulo {m}; tell me whether "
-                "{n} is prime.; which number is larger, {n} or {k}?; what is the median of {n}, {m} and {k}?"
-            )
-        ),
+        _list(
+            "[what is|calculate|compute|find|tell me|give me] the [square |cube |]root of {n}?; what's the square root"
+            " of {n}?; [square root of|root of|sqrt|sqrt of|cube root of] {n}; [sqrt|log|ln|sin|cos|tan|exp|abs]({n});"
+            " √{n}; [what is |]{n} [squared|cubed]?; [what is the |]{n} squared; [what is |find |]the [square|cube] of"
+            " {n}?; square {n}.; {n}[^| ^ |**| ** ]{m}; [what is|calculate|compute|how much is|what's] {n}[^| ^ |**| "
+            "to the power of | to the power | raised to | to the {m}th power, ]{m}?; raise {n} to the power {m}.; {n} "
+            "to the power of {m}; what is {n} to the {m}th power?; {m} to the [second|third|fourth] power; [what "
+            "is|how much is|calculate|what's|find] {m}[%| %| percent| per cent] of {n}?; {m}[%| percent] of {n}; what "
+            "[percent|percentage] of {n} is {m}?; [add|subtract] {m}[%| percent] [to|from] {n}.; {n} [plus|minus|+|-] "
+            "{m}%; {n} [mod|modulo] {m}; [what is |]the remainder of {n} divided by {m}?; remainder of {n} / {m}; what"
+            " is the factorial of {m}?; {m}!; {m} factorial; [factorize|factor] {n}.; is {n} [prime|a prime "
+            "number|prime?|even|odd|a square|divisible by {m}|bigger than {k}|negative]?; [what is |]half of {n}?; "
+            "what is one half of {n}?; [what is |]double {n}?; double {n}; what is [a third|a quarter|two thirds|one "
+            "third] of {n}?; [what is the |][sine|cosine|tangent|logarithm] of {n}?; round {decimal}.; round {decimal}"
+            " to {m} digits.; [what is|calculate|find] the [average|mean|median|maximum|minimum|gcd|range] of {n}, {m}"
+            " and {k}?; what is the [mean|average] of {n} and {k}?; which [is bigger|is smaller|is larger|number is "
+            "larger|is more], {n} or {k}?; what is the [largest|smallest] of {n}, {m} and {k}?; sort {n}, {m}, {k}.; "
+            "what [comes|number comes] [after|before] {n}?; count to {m}.; count from {m} to {n}.; count "
+            "[backwards|down] from {n}.; [solve |]x + {m} = {n}.; [solve |]{m}x = {n}; what is x if {m}x = {n}?; {m}x "
+            "+ {k}; [find|solve for] x.; what is {n} in [binary|roman numerals|hexadecimal|words|{language}]?; write "
+            "{n} in words.; {n} / 0; {n}/0; what is {n} divided by 0?; divide {n} by [0|zero].; {n} divided by zero; "
+            "{n} over 0; {n}; {n}?; is {m} a factor of {n}?; what are the [factors|divisors|multiples] of {n}?; what "
+            "is the absolute value of -{n}?; {n} [>|<|>=|==] {k}; guess a number.; [give me|pick|choose|say] a random "
+            "number.; what is the biggest number?; how many digits [does {n} have|are in {n}]?; [what "
+            "is|what's|calculate] pi?; how many digits has pi?; what is the area of a [circle|square|triangle|room] "
+            "with [radius|side|height] {m}?; {m}% ; {n} dollars minus {m} percent; what is the derivative of x^{m}?; "
+            "integrate x.; [what is |]infinity [plus|minus|times] {m}?; {n} choose {m}; list the first {m} primes."
+        )
     ),
     "stories": Wordings(
-        known=tuple(
-            _list(
-                "{name} has {m} {thing} and gets {k} more. how many {thing} has {name}?; {name} has {m} {thing}. "
-                "{name} eats {k}. how many are left?; if i have {m} {thing} and lose {k}, how many do i have?; i have "
-                "{m} {thing} and buy {k} more, how many {thing} do i have?; a box has {m} {thing}. how many {thing} "
-                "are in {k} boxes?; {m} {thing} cost {k} dollars. what does one cost?; one of the {thing} costs {m} "
-                "dollars. how much are {k}?; {name} is {m} years old. how old is {name} in {k} years?; a train goes "
-                "{n} km in {m} hours. how fast is it?; share {n} {thing} among {m} friends.; how many {thing} are left"
-                " if {name} takes {m} of {n}?; what is {m} {thing} plus {k} {thing}?; how much do {m} {thing} cost?"
-            )
-        ),
-        new=tuple(
-            _list(
-                "{name} buys {m} {thing} and gives {k} away. how many remain?; there are {m} {thing} in a bag and {k} "
-                "in a box. how many are there?; if {name} runs {m} km a day, how far is it in {k} days?"
-            )
-        ),
+        _list(
+            "{name} has {m} {thing} and [gets|buys|finds|loses|eats|sells] {k}[| more]. how many {thing} [has "
+            "{name}|does {name} have|are left]?; {name} has {m} {thing}. {name} [eats|sells|gives away|loses] {k}. how"
+            " many are left?; if i have {m} {thing} and [lose|eat|buy|get|sell] [{k}|one|two], how many [do i have|are"
+            " left|remain]?; if [you|we|i|they] have {m} {thing} and [eat|take away|add|give away] [{k}|one|two], how "
+            "many [are there|are left]?; i have {m} {thing} and buy {k} more, how many {thing} do i have?; i "
+            "[had|have] {m} {thing}. i [ate|sold|lost|bought] {k}. how many now?; a box has {m} {thing}. how many "
+            "{thing} are in {k} boxes?; {m} {thing} cost {k} dollars. what does one cost?; one of the {thing} costs "
+            "{m} dollars. how much are {k}?; {name} is {m} years old. how old is {name} in {k} years?; a "
+            "[train|car|bus] goes {n} km in {m} hours. how fast is it?; [share|split|divide] {n} {thing} "
+            "[among|between] {m} friends.; how many {thing} are left if {name} takes {m} of {n}?; what is {m} {thing} "
+            "[plus|minus|and|times] {k} {thing}?; {m} {thing} [+|plus|and|minus] {k} {thing}; how much do {m} {thing} "
+            "cost?; how many {thing} [do i have|are there|can i eat]?; {name} [buys|takes] {m} {thing} and gives {k} "
+            "away. how many remain?; there are {m} {thing} in a bag and {k} in a box. how many are there?; if {name} "
+            "runs {m} km a day, how far is it in {k} days?; {m} [people|friends|children] eat {k} {thing} each. how "
+            "many {thing} are needed?"
+        )
     ),
     "units": Wordings(
-        known=tuple(
-            _list(
-                "{n} {odd} in {unit}?; {n} {odd} in {unit}; how many {unit} are in {n} {odd}?; convert {n} {odd} to "
-                "{unit}.; convert {n} {unit} to {odd}.; how many {odd} are in {n} {unit}?; what is {n} {unit} in "
-                "{odd}?; {n} {odd} to {odd}; how many {odd} is {n} {odd}?; how many {odd} are in a {odd}?; convert {n}"
-                " {odd} into {unit}.; {n} {unit} to {odd}; {n} {odd} to {unit}; what is {n} {odd} in {odd}?; {n} "
-                "{pair} in {other}?; how many {other} are in {n} {pair}?; convert {n} {pair} to {other}.; how many "
-                "{other} in {n} {pair}?; {n} {pair} to {other}; how many {other} are in a {pair1}?; how many {other} "
-                "in a {pair1}?; what is {n} {pair} in {other}?; how long is {n} {unit}?; how heavy is a {word}?; how "
-                "far is {n} {unit}?; which is longer, {n} {unit} or {k} {unit}?; convert {n} {unit}.; how many {unit} "
-                "are in a {word}?"
-            )
-        ),
-        new=tuple(
-            _list(
-                "change {n} {odd} to {unit}.; {n} {odd} is how many {unit}?; how much is {n} {unit} in {odd}?; {n} "
-                "{pair} is how many {other}?"
-            )
-        ),
+        _list(
+            "{n} {odd} [in|to|into] {unit}?; {n} {unit} [in|to|into] {odd}; [convert|change|turn] {n} {odd} [to|into] "
+            "{unit}.; [convert|change|turn] {n} {unit} [to|into] {odd}.; how many {unit} [are in|in|are|is] [{n}|a] "
+            "{odd}?; how many {odd} [are in|in|are|is] [{n}|a] {unit}?; [what is|how much is|what's] {n} {unit} in "
+            "{odd}?; [what is|how much is|what's] {n} {odd} in [{odd}|{unit}]?; {n} {odd} [to|in] {odd}; how many "
+            "{odd} [is {n}|are in a|in a] {odd}?; convert {n} {odd} [into|to] {odd}.; {n} {odd} is how many {unit}?; "
+            "how [long|heavy|far|much] is [{n} {unit}|a {word}|a {unit}]?; which is [longer|more|heavier], {n} {unit} "
+            "or {k} {unit}?; convert {n} {unit}.; convert {n}.; convert {n} {word} to {word}.; how many {unit} are in "
+            "a {word}?; {n} {unit}; {n} {unit} [+|plus|minus|times] {k} {unit}; what is a {unit}?; how many {word}s "
+            "are in a {word}?; {m} {pair} [in|to] {other}; how many {other} are in {m} {pair}?; convert {m} {pair} to "
+            "{other}.; how many {other} are in a {pair1}?"
+        )
     ),
     "letters": Wordings(
-        known=tuple(
-            _list(
-                "how many letters are in {word}?; how many letters are in {word}?; how many letters does {word} have?;"
-                " how many letters in {word}?; how many letters has {word}?; count the letters in {word}.; how long is"
-                " the word {word}?; how many vowels are in {word}?; how many vowels does {word} have?; how many vowels"
-                " in {word}?; count the vowels in {word}.; how many consonants are in {word}?; how many syllables are "
-                "in {word}?; how many characters are in {word}?; how many words are in {word} {word}?; what is the "
-                "length of {word}?; what is the first letter of {word}?; what is the last letter of {word}?; what is "
-                "the third letter of {word}?; what letter does {word} start with?; reverse {word}.; spell {word} "
-                "backwards.; say {word} backwards.; write {word} backwards.; what is {word} backwards?; what rhymes "
-                "with {word}?; is {word} a palindrome?; what letter comes after {letter}?; what is the letter after "
-                "{letter}?; what is the alphabet?; say the alphabet.; sort the letters of {word}.; make {word} "
-                "plural.; what is the plural of {word}?; what is the opposite of {word}?; give me a synonym of "
-                "{word}.; is {word} a word?; is {word} a noun?; use {word} in a sentence.; repeat {word} {m} times.; "
-                "say {word} {m} times.; write {word} in capitals.; which letter is the most common in {word}?; how do "
-                "you pronounce {word}?; translate {word} to {language}.; translate {word} into {language}.; what is "
-                "{word} in {language}?; how do you say {word} in {language}?; say {word} in {language}.; give me a "
-                "word with {letter}.; what words start with {letter}?; is there a {letter} in {word}?; does {word} "
-                "contain {letter}?; replace {letter} with {letter2} in {word}.; where is the {letter} in {word}?; "
-                "which is longer, {word} or {word2}?; what does {word} stand for?; is {word} spelled right?; correct "
-                "the spelling of {word}."
-            )
-        ),
-        new=tuple(
-            _list(
-                "tell me how many letters {word} has.; how many vowels can you find in {word}?; turn {word} around.; "
-                "which letter comes first in {word}?; what is the {language} word for {word}?; how many different "
-                "letters are in {word}?; find a rhyme for {word}."
-            )
-        ),
+        _list(
+            "how many letters [are in|are there in|in|has] [|the word ]{word}?; how many letters [does|do] {word} "
+            "have?; how many letters are in {word}?; [please |can you |]count [the|all|its|the number of] letters "
+            "[in|of] {word}.; how long is [the word |]{word}?; how many "
+            "[vowels|consonants|syllables|characters|words|capital letters|different letters] [are in|are there "
+            "in|in|has] [|the word ]{word}?; how many [vowels|syllables|consonants] does {word} have?; count the "
+            "[vowels|consonants|syllables|words|characters] in {word}.; how many words are in {word} {word}?; what is "
+            "the length of {word}?; tell me how many letters {word} has.; how many vowels can you find in {word}?; "
+            "[what|which] is the [first|last|second|third|middle] letter [of|in] {word}?; [what|which] letter does "
+            "{word} [start|end|begin] with?; which letter [comes first|is last] in {word}?; "
+            "[reverse|mirror|flip|invert] {word}.; [spell|say|write|repeat|read] {word} [backwards|in reverse|upside "
+            "down].; what is {word} [backwards|reversed|in reverse]?; turn {word} around.; what rhymes with {word}?; "
+            "find a rhyme for {word}.; is {word} [a palindrome|a word|a noun|a verb|a name|spelled right|spelled "
+            "correctly|english]?; what [letter comes|comes] [after|before] {letter}?; what is the letter "
+            "[after|before] {letter}?; [what is|say|write|tell me] the alphabet.; sort the letters [of|in] {word}.; "
+            "make {word} plural.; what is the [plural|opposite|meaning|past tense|origin|definition|synonym] of "
+            "{word}?; give me [a synonym|the plural|an anagram|a rhyme] of {word}.; use {word} in a sentence.; "
+            "[repeat|say|write|type|print] {word} [{m} times|twice|three times|slowly|loudly|again and again].; "
+            "[say|write|type|print] {word} in [capitals|uppercase|bold|{language}|small letters].; which letter is the"
+            " most common in {word}?; how do you pronounce {word}?; [please |can you |]translate [|the word ]{word} "
+            "[to|into] {language}.; translate {word} {word} to {language}.; what is {word} in {language}?; how do you "
+            "[say|write|spell] {word} in {language}?; what is the {language} word for {word}?; give me a word "
+            "[with|that starts with|without] {letter}.; what words [start|end] with {letter}?; is there [a|an|any] "
+            "{letter} in {word}?; does {word} [contain|have|start with|end with] {letter}?; replace {letter} with "
+            "{letter2} in {word}.; remove {letter} from {word}.; where is the {letter} in {word}?; which is longer, "
+            "{word} or {word2}?; what does {word} stand for?; correct the spelling of {word}.; shorten {word}.; "
+            "abbreviate {word}.; say [something nice|something funny|anything you like|yes or no]; "
+            "write [something|about {topic}|a sentence|a word|my homework|the answer|code|a list of {word}s|a letter "
+            "to {name}].; [repeat|say] [that|it again|the last word|yourself|what i said|the question].; "
+            "[print|type|copy] [the file|my document|a page|the text|faster].; spell [a word|any "
+            "word] for me.; can you [read|talk|hear|type|draw|sing|lie]?"
+        )
     ),
     "dates": Wordings(
-        known=tuple(
-            _list(
-                "how many days until {feast}?; how many days are left until {feast}?; how long until {feast}?; days "
-                "until {feast}; how many weeks until {feast}?; how many days until {month} {day}?; how many days from "
-                "{month} {day} to {month2} {day}?; how many days are between {month} {day} and {month2} {day}?; what "
-                "day is {month} {day}?; what weekday is {month} {day}, {year}?; what day was {month} {day}, {year}?; "
-                "what day is today?; what day is it today?; what day is it?; what is today's date?; what is the date?;"
-                " what day is tomorrow?; what day was yesterday?; what month is it?; when is {feast}?; what day is two"
-                " days after {weekday}?; what day is {m} days after {weekday}?; if today is {weekday}, what day is in "
-                "{m} days?; when is the next leap year?; what is the next leap year after {year}?; how old am i if i "
-                "was born in {year}?; what year comes after {year}?; what century is {year}?; which season is "
-                "{month}?; how many leap years are there?; why are there leap years?; what is a leap year?; how many "
-                "days are in {m} years?; how many days are in {m} months?; how many days were in {year}?; how many "
-                "months have 31 days?; is {month} cold?; is {weekday} a holiday?; how many years ago was {year}?; how "
-                "many years are between {year} and {year2}?; what happened on {month} {day}?; is today {weekday}?; how"
-                " many weekdays are there?; how many days are in a {pair1} and a {pair1}?; is it {weekday} today?; is "
-                "it {month}?; who was born in {month}?; what is on {weekday}?"
-            )
-        ),
-        new=tuple(
-            _list(
-                "how far away is {feast}?; count the days to {feast}.; on which weekday is {month} {day}?; which day "
-                "is today?; which year is the next leap year?; tell me the date."
-            )
-        ),
+        _list(
+            "how many [days|weeks|months] [until|till|to|are left until] {feast}?; how long until {feast}?; "
+            "[days|weeks] until {feast}; how many days until {month} {day}?; how many days [from|are between|between] "
+            "{month} {day} [to|and] {month2} {day}?; what [day|weekday] is {month} {day}[|, {year}]?; on which weekday"
+            " is {month} {day}?; what day was {month} {day}, {year}?; [what|which] day is [today|it "
+            "today|it|tomorrow]?; what day was [yesterday|i born]?; [what is|what's|tell me] [today's date|the "
+            "date|the time|the day]?; what month is it?; [when|how far away] is {feast}?; what day is "
+            "[two|three|four|{m}] days [after|before|from] {weekday}?; if today is {weekday}, what day is [in {m} "
+            "days|tomorrow|next week]?; [when|which year] is the next leap year?; what is the next leap year after "
+            "{year}?; how old am i if i was born in {year}?; what year [comes after|comes before|was before] {year}?; "
+            "what century is {year}?; which season is {month}?; how many leap years are there?; why are there leap "
+            "years?; what is a leap year?; how many days are in {m} [years|months]?; how many days were in {year}?; "
+            "how many months have 31 days?; is {month} [cold|hot|over|long]?; is {weekday} a holiday?; how many years "
+            "ago was {year}?; how many years are between {year} and {year2}?; what happened on {month} {day}?; is "
+            "today {weekday}?; how many [weekdays|months|seasons|days] are there?; how many days are in a {pair1} and "
+            "a {pair1}?; is it {weekday} today?; is it {month}?; who was born in {month}?; what is on {weekday}?; "
+            "count the days to {feast}.; is {weekday} before {weekday}?; what is [tomorrow|yesterday|next week]?; "
+            "[list|name] [the months|all months|the days of the week|all weekdays].; what month is "
+            "[{feast}|summer|cold]?"
+        )
+    ),
+    "names": Wordings(
+        _list(
+            "i [am|'m|feel|am feeling|am so|am very] "
+            "[sad|tired|happy|hungry|bored|sick|angry|lonely|sleepy|cold|scared|lost|fine|ok|confused|late|busy|thirsty|rich|old|young][|"
+            " today| now]; i am from {country}.; i'm from {country}.; i live in {country}.; i am a {word}.; i'm a "
+            "{word}.; i am an [engineer|artist|idiot|expert|actor].; i am {m} years old.; i'm {m}.; i am "
+            "your [friend|boss|user|teacher|father|owner].; my "
+            "[dog|cat|brother|sister|mother|father|friend|teacher|boss|son|daughter] is [called |named |]{name}.; [do "
+            "you know|say|guess|remember|what's|what is] my name[|?]; what is my [job|age|dog's "
+            "name|birthday|password]?; call [my mother|the police|a doctor|{country}].; this is "
+            "[great|bad|a test|not true|funny|boring|wrong|a {word}|my {word}].; it is "
+            "[late|cold|raining|over|great|{weekday}|{m} o'clock].; it's "
+            "[late|cold|raining|over|great|monday|nothing].; i am [looking for|thinking about|interested in|learning] "
+            "{topic}.; i'm [looking for|thinking about|interested in|learning] {topic}.; is your name {name}?; are you"
+            " {name}?; who is {name}?; my name has {m} letters.; i have {m} {thing}.; tell {name} i said hello.; say "
+            "hello in {language}."
+        )
     ),
 }
 
@@ -255,16 +262,14 @@ def limits(rng: random.Random) -> Item:
 
 def near_misses(rng: random.Random) -> Item:
     """A question that looks like one that the model answers."""
-    return _refused(rng, rng.choice((*NEAR.values(), NEAR["numbers"], NEAR["letters"], NEAR["units"])))
+    return _refused(rng, rng.choice((*NEAR.values(), NEAR["numbers"], NEAR["letters"], NEAR["letters"])))
 
 
 def _refused(rng: random.Random, wordings: Wordings) -> Item:
-    wording = rng.choice(wordings.known + wordings.new)
-    slots = _slots(rng)
-    only = Wordings((wording,)) if wording in wordings.known else Wordings((), (wording,))
+    wording, slots = wordings.draw(rng), _slots(rng)
     # The item is the whole question. One without slots is a fact: this is refused.
     question = wording.format_map(slots).lower().rstrip(".?")
-    return Item(question, only, REFUSAL, slots, closed="{" not in wording)
+    return Item(question, Wordings((wording,)), REFUSAL, slots, closed="{" not in wording)
 
 
 def _slots(rng: random.Random) -> dict[str, str]:

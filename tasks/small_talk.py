@@ -6,36 +6,27 @@ from tasks.items import Item, Wordings
 from tasks.promise import PROMISE
 from tasks.words import any_name
 
-KNOWN = (
-    "{hello}, i am {name}.",
-    "{hello}, i'm {name}.",
-    "{hello} im {name}",
-    "{hello}! i'm {name}.",
-    "{hello}! my name is {name}.",
-    "{hello}, my name is {name}.",
-    "{hello}, {name} here.",
-    "{hello}, this is {name}.",
-    "{hello}, this is {name} speaking.",
-    "i am {name}.",
-    "i'm {name}.",
-    "my name is {name}.",
-    "my name is {name}, nice to meet you.",
-    "i am {name}, and you?",
-    "{hello}, i am {name}. who are you?",
-    "call me {name}.",
-    "{hello}, it is {name}.",
-    "the name is {name}.",
-    "i am called {name}.",
+HELLO = "[hello|hello|hi|hi|hey|good morning|good evening|hello there|hi there]"
+INTRODUCED = Wordings(
+    (
+        f"{HELLO}, [i am|i'm|im|my name is|my name's|this is|it is|it's] {{name}}.",
+        f"{HELLO}[|!] [i am|i'm|im|my name is|this is] {{name}}.",
+        f"{HELLO}, {{name}} here.",
+        f"{HELLO}, this is {{name}}[ speaking| here|, how are you?|. nice to meet you]",
+        "[i am|i'm|im|my name is|my name's|they call me|call me|people call me|you can call me|the name is] {name}.",
+        "[i am|i'm|my name is] {name}[, nice to meet you|. nice to meet you|, and you?|. who are you?|, what "
+        "about you?|!]",
+        "[my friends|people|you can|you may|please|just] call me {name}.",
+        "i am called {name}.",
+        f"{HELLO}, [i am|i'm|my name is] {{name}}[. who are you?|, nice to meet you|, and you?|. what can you do?]",
+    )
 )
-NEW = ("{hello}, it's {name}.", "{hello}, you can call me {name}.", "my name's {name}.", "people call me {name}.")
-HELLOS = ("hello", "hello", "hi", "hi", "hey", "good morning", "good evening", "hello there", "hi there")
 
 
 def introductions(rng: random.Random) -> Item:
     """A person says who they are, and is greeted by name."""
-    name, hello = any_name(rng), rng.choice(HELLOS)
-    wordings = (tuple(text.replace("{hello}", hello) for text in texts) for texts in (KNOWN, NEW))
-    return Item(name.lower(), Wordings(*wordings), f"Hello, {name}!", {"name": name})
+    name = any_name(rng)
+    return Item(name.lower(), INTRODUCED, f"Hello, {name}!", {"name": name})
 
 
 TALK = {

@@ -10,65 +10,58 @@ from nanogka.generate.calculator import calculate, calculated
 from tasks.items import Item, Wordings
 
 ASKED = (
-    "what is {expression}?",
-    "what is {expression}?",
-    "what's {expression}?",
     "{expression}",
-    "{expression}?",
-    "{expression} = ?",
-    "{expression} =",
-    "{expression}=",
-    "calculate {expression}.",
-    "calculate: {expression}",
-    "how much is {expression}?",
-    "solve {expression}.",
-    "can you compute {expression}?",
-    "can you calculate {expression}?",
-    "what does {expression} equal?",
+    "what is {expression}?",
+    "[||what is |what's |whats |how much is ]{expression}[?| = ?| =|=]",
+    "[please |can you |could you |now |][calculate|compute|solve|work out][|:] {expression}[|.| for me.]",
+    "[tell me |give me ][the result of |the answer to |what is |]{expression}.",
+    "[what is|what's] the [result of|answer to] {expression}?",
+    "what [does|do] {expression} [equal|make|give]?",
+    "[how much|what] [do you get for|do i get for|is] {expression}?",
+    "[tell me|do you know|can you tell me] [what|how much] {expression} is.",
+    "[quick|math question|my question|question|next|the sum]: {expression}",
+    "i [want|need] you to [calculate|compute] {expression}.",
 )
-ASKED_NEW = (
-    "what does {expression} make?",
-    "tell me {expression}.",
-    "work out {expression}.",
-    "whats {expression}",
-    "compute {expression}",
-)
-EXPRESSION = Wordings(ASKED, ASKED_NEW)
+EXPRESSION = Wordings(ASKED)
 SUM = Wordings(
-    known=(
+    (
         *ASKED,
-        "add {list}.",
-        "add {list}.",
-        "add up {list}.",
-        "what is the sum of {list}?",
-        "sum {list}.",
-        "add {list} together.",
-    ),
-    new=(*ASKED_NEW, "the sum of {list}?", "can you add {list}?"),
+        "add {joined}.",
+        "[please |can you |could you |now |]add {joined}[|| together| for me].",
+        "[please |can you |could you |now |][add|add up|sum|sum up|total] {list}[|| together| for me].",
+        "[what is |what's |tell me |find |calculate |compute |give me |]the [sum|total] of {list}?",
+        "what do you get if you add {joined}?",
+        "what [do|does] {list} [add up to|make together|sum to]?",
+    )
 )
 DIFFERENCE = Wordings(
-    known=(
+    (
         *ASKED,
-        "subtract {second} from {first}.",
-        "what is the difference of {first} and {second}?",
-        "what is the difference between {first} and {second}?",
-        "take {second} from {first}.",
-        "{first} less {second}.",
-    ),
-    new=(*ASKED_NEW, "what is left of {first} after taking {second}?"),
+        "[please |can you |could you |now |][subtract|take|deduct] {second} from {first}[|| for me].",
+        "[what is |what's |tell me |find |calculate |compute |give me |]the difference [of|between] {first} "
+        "and {second}?",
+        "[|what is |how much is ]{first} [less|take away|minus] {second}?",
+        "what [is left|remains] [of|from] {first} [after taking|if i take|if you take] {second}?",
+        "what do you get if you [subtract|take] {second} from {first}?",
+    )
 )
 PRODUCT = Wordings(
-    known=(*ASKED, "multiply {list}.", "multiply {list}.", "what is the product of {list}?"),
-    new=(*ASKED_NEW, "the product of {list}?", "can you multiply {list}?"),
+    (
+        *ASKED,
+        "multiply {joined}.",
+        "[please |can you |could you |now |]multiply {joined}[|| together| for me].",
+        "[what is |what's |tell me |find |calculate |compute |give me |]the product of {list}?",
+        "what do you get if you multiply {joined}?",
+    )
 )
 QUOTIENT = Wordings(
-    known=(
+    (
         *ASKED,
         "divide {first} by {second}.",
-        "divide {first} by {second}.",
-        "what is the quotient of {first} and {second}?",
-    ),
-    new=(*ASKED_NEW, "can you divide {first} by {second}?"),
+        "[please |can you |could you |now |][divide|split] {first} by {second}[|| for me].",
+        "[what is |what's |tell me |find |calculate |compute |give me |]the quotient of {first} and {second}?",
+        "what do you get if you divide {first} by {second}?",
+    )
 )
 SIGNS = {
     "+": (" + ", " + ", " + ", "+", "+", " plus ", " and "),
@@ -76,19 +69,20 @@ SIGNS = {
     "*": (" * ", " * ", "*", "*", " x ", "x", " times ", " multiplied by "),
     "/": (" / ", " / ", "/", "/", " divided by "),
 }
-# before the last number of a list; the first only between two numbers
-LAST = {"+": (" to ", " and ", " and ", ", "), "*": (" by ", " and ", " and ", ", ")}
+# before the last number of a list
+LAST = (" and ", " and ", ", ")
+JOIN = {"+": (" to ", " and "), "*": (" by ", " by ", " and ")}  # the same of two numbers, after a verb
 LONGEST = 7  # digits of a number
 LENGTHS = (1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 5, 6, 7)
 
 
 def addition(rng: random.Random) -> Item:
-    """A sum of two to five numbers."""
+    """A sum of two to four numbers."""
     if rng.random() < 0.05:
         result = _repeated(rng)
         first = rng.randint(1, result - 1)
         return _chain(rng, "+", SUM, [str(first), str(result - first)])
-    return _chain(rng, "+", SUM, _numbers(rng, rng.choice((2, 2, 2, 2, 3, 3, 4, 5))))
+    return _chain(rng, "+", SUM, _numbers(rng, rng.choice((2, 2, 2, 2, 2, 3, 3, 4))))
 
 
 def arithmetic(rng: random.Random) -> Item:
@@ -154,9 +148,9 @@ def _chain(rng: random.Random, sign: str, wordings: Wordings, numbers: list[str]
     # The same numbers in another order are the same sum or product.
     key = sign.join(sorted(numbers, key=_value) if sign in "+*" else numbers)
     expression = rng.choice(SIGNS[sign]).join(numbers)
-    last = rng.choice(LAST.get(sign, (" and ",))[len(numbers) > 2 :])
-    listed = f"{', '.join(numbers[:-1])}{last}{numbers[-1]}"
-    slots = {"expression": expression, "list": listed, "first": numbers[0], "second": numbers[-1]}
+    listed = f"{', '.join(numbers[:-1])}{rng.choice(LAST)}{numbers[-1]}"
+    joined = rng.choice(JOIN[sign]).join(numbers) if len(numbers) == 2 and sign in JOIN else listed
+    slots = {"expression": expression, "list": listed, "joined": joined, "first": numbers[0], "second": numbers[-1]}
     code = sign.join(numbers)
     return Item(key.replace(",", ""), wordings, calculated(code), slots, code)
 

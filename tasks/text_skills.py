@@ -7,93 +7,73 @@ so the model can copy them. Without the blank it would have to learn two ways to
 """
 
 import random
+import re
 
 from nanogka.generate.calculator import calculated
 from tasks.items import Item, Wordings
 from tasks.words import LETTERS, any_name, any_word
 
+PROMISED, PROMISED_PARTS = 8, 3  # letters of a word to spell, words to repeat
+RUN = re.compile(r"(..?)\1\1")  # one or two characters three times in a row: a copy may lose count
+
 SPELL = Wordings(
-    known=(
+    (
         "spell {text}.",
         "spell {text}.",
-        "how do you spell {text}?",
-        "how do you spell {text}?",
-        "how is {text} spelled?",
-        "spell the word {text}.",
-        "spell: {text}",
-        "spell the name {text}.",
-        "how do i spell {text}?",
-        "what are the letters of {text}?",
-        "what letters are in {text}?",
-        "can you spell {text}?",
-        "can you spell {text} for me?",
-        "spell {text} please.",
-        "my word is {text}, spell it.",
-        "which letters does {text} have?",
-        "spelling of {text}?",
-        "how would you spell {text}?",
-        "spell {text} letter by letter.",
-    ),
-    new=(
-        "spell out {text}.",
-        "please spell {text} for me.",
-        "letter by letter: {text}",
-        "what is the spelling of {text}?",
-        "give me the letters of {text}.",
-        "i want you to spell {text}.",
-        "how does one spell {text}?",
-    ),
+        "[please |now |just |]spell[| out| the word| the name|:] {text}.",
+        "[please |now |just |]spell[| the word| the name| this word:| this:] {text}[ please| for me| letter by "
+        "letter].",
+        "[can|could|would|will] you [|please ]spell[| out| the word| the name] {text}[| please| for me| letter "
+        "by letter]?",
+        "how [do|would|should|can] [you|i|you|we] spell[| out| the word| the name] {text}?",
+        "how [does one spell|to spell|is it you spell] {text}?",
+        "how is[| the word| the name] {text} [spelled|written]?",
+        "[what is|what's|tell me|give me|show me] the spelling of[| the word| the name] {text}.",
+        "[|the |correct ]spelling of[| the word| the name] {text}?",
+        "[what are|tell me|give me|show me|list|write] [|all ]the letters [of|in][| the word| the name] {text}.",
+        "[what|which] letters [are in|make up][| the word| the name] {text}?",
+        "[what|which] letters does[| the word| the name] {text} have?",
+        "[spelling|letter by letter|the word to spell is|my name|spell my name|spell this word]: {text}",
+        "[my word|the word|my name|the next word] is {text}[, spell it|. spell it|, please spell it|. how do "
+        "you spell it]",
+        "i [want|need|would like|'d like] [you to|to know how to|help to] spell {text}.",
+        "i [do not|don't] know how to spell {text}.",
+    )
 )
 COUNT = Wordings(
-    known=(
+    (
         "how many {letter} are in {word}?",
-        "how many {letter} are in {word}?",
-        "how many {letter}'s are in {word}?",
-        "how many {letter}'s in {word}?",
-        "how many {letter}s are in {word}?",
-        "how many {letter}s are there in {word}?",
-        "how many {letter} in {word}?",
-        "how many letters {letter} are in {word}?",
-        "how many {letter} does {word} have?",
-        "how often is {letter} in {word}?",
-        "count the {letter} in {word}.",
-        "count the {letter}'s in {word}.",
-        "count the letter {letter} in {word}.",
-        "count {letter} in {word}.",
-        "how many times is {letter} in {word}?",
-        "how many times does {letter} appear in {word}?",
-        "number of {letter} in {word}.",
-    ),
-    new=(
-        "how many times does {letter} occur in {word}?",
-        "how many times is the letter {letter} in the word {word}?",
-        "count how many {letter} are in {word}.",
+        "how many {letter}[|'s|s|s] [are in|are there in|in|do you see in][| the word| the name] {word}?",
+        "how many [letters|letter] {letter}[|'s] [are in|are there in|in][| the word] {word}?",
+        "how many {letter}[|'s|s] [does|do][| the word| the name] {word} [have|contain]?",
         "how many {letter} has {word}?",
-        "how often does {word} contain {letter}?",
-    ),
+        "how [often|many times] [is|do you see][| the letter] {letter} in[| the word| the name] {word}?",
+        "how [often|many times] does[| the letter] {letter} [appear|occur] in[| the word| the name] {word}?",
+        "how [often|many times] does[| the word] {word} [contain|have][| the letter] {letter}?",
+        "[please |can you |now |]count[| the| all the| how many| the letter| the letters] {letter}[|'s] in[| "
+        "the word| the name] {word}.",
+        "[please |can you |]count how many [|times ]{letter}[|'s|s] [are|appear|occur] in[| the word] {word}.",
+        "[tell me|do you know|say] how many {letter}[|'s|s] are in[| the word] {word}.",
+        "[|the |what is the |tell me the |give me the ][number|count] of[| the letter| letters] {letter}[|'s|"
+        "s] in[| the word] {word}?",
+        "in[| the word] {word}, how many {letter}[|'s|s] are there?",
+    )
 )
 REPEAT = Wordings(
-    known=(
-        "repeat: {text}",
+    (
+        "say {text}",
         "repeat {text}",
-        "repeat after me: {text}",
-        "say {text}",
-        "say {text}",
-        "say: {text}",
-        "say {text}.",
-        "say {text}!",
-        "write {text}",
-        "type {text}",
-        "copy {text}",
-        "copy this: {text}",
-        'say "{text}"',
-        "echo {text}",
-        "can you say {text}?",
-        "repeat the words {text}",
-        "repeat the word {text}",
-        "repeat {text} please.",
-    ),
-    new=("please say {text}", "repeat this: {text}", "print {text}", "can you repeat {text}?", "now say {text}"),
+        "[please |now |just |]say[| the word| the words|:| this:] {text}[||!|.]",
+        "[please |now |just |]repeat[| the word| the words|:| this:| after me:| after me| the following:] "
+        "{text}[||!|.]",
+        "[please |now |just |][write|type|copy|echo|print|output][||:| this:| the words] {text}[||.]",
+        "[say|repeat|write|type|copy|print][|:] {text}[ please| for me| back to me].",
+        "[can|could|would|will] you [|please ][say|repeat|write|type|copy|echo|print][|| the word| the words] "
+        "{text}[|| please| for me]?",
+        "i [want|would like|need] you to [say|repeat|write|type|copy|print] {text}.",
+        "[please |now |just |][repeat this text|copy this text|say this after me|say after me|repeat exactly|"
+        "write down|say back|type this]: {text}",
+    )
 )
 
 
@@ -104,14 +84,14 @@ def spelling(rng: random.Random) -> Item:
     code = f'" ".join({_quoted(shown)})'
     letters = calculated(code)
     # The result begins with two blanks if the word has one. The reply begins with one, as all its letters do.
-    return Item(word.lower(), SPELL, letters.removeprefix(" "), {"text": shown}, code)
+    return Item(word.lower(), SPELL, letters.removeprefix(" "), {"text": shown}, code, beyond=len(word) > PROMISED)
 
 
 def counting(rng: random.Random) -> Item:
     """The count of a letter in a word, with the calculator."""
     word = any_word(rng)
     letter = rng.choice(word if rng.random() < 0.85 else LETTERS)
-    sought = letter.upper() if rng.random() < 0.1 else letter
+    sought = letter.upper() if rng.random() < 0.03 else letter
     if letter != word[0] and rng.random() < 0.1:  # a capital that is sought itself would be counted by its case
         word = word.capitalize()
     quoted, shown = rng.choice(((sought, word),) * 3 + ((f'"{sought}"', word), (f'"{sought}"', f'"{word}"')))
@@ -120,18 +100,23 @@ def counting(rng: random.Random) -> Item:
 
 
 def copying(rng: random.Random) -> Item:
-    """One to four words, or letters, or numbers."""
+    """One to four words, or letters, or numbers. Up to three are promised."""
     kind = rng.random()
     if kind < 0.1:
-        text = " ".join(rng.choice(LETTERS) for _ in range(rng.randint(2, 5)))
+        parts = [rng.choice(LETTERS) for _ in range(rng.randint(2, 5))]
     elif kind < 0.25:
-        text = " ".join(_number(rng) for _ in range(rng.choice((1, 1, 2, 3))))
+        parts = [_number(rng) for _ in range(rng.choice((1, 1, 2, 3)))]
     elif kind < 0.35:
-        text = any_name(rng)
+        parts = [any_name(rng)]
     else:
-        words = [_cased(any_word(rng), rng) for _ in range(rng.choice((1, 1, 2, 2, 2, 3, 3, 3, 4)))]
-        text = " ".join(words)
-    return Item(text.lower(), REPEAT, f" {text}", {"text": text})
+        words = [any_word(rng) for _ in range(rng.choice((1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4)))]
+        # At the end of a question, please is a wish.
+        parts = [_cased("thanks" if word == "please" else word, rng) for word in words]
+    text = " ".join(parts)
+    beyond = len(parts) > PROMISED_PARTS or RUN.search(text.lower()) is not None
+    if rng.random() < 0.1:  # behind a quotation mark there is no blank
+        return Item(text.lower(), REPEAT, text, {"text": f'"{text}"'}, beyond=beyond)
+    return Item(text.lower(), REPEAT, f" {text}", {"text": text}, beyond=beyond)
 
 
 def _quoted(shown: str) -> str:

@@ -7,33 +7,21 @@ from tasks.items import Item, Wordings
 from tasks.sums import number
 
 CONVERT = Wordings(
-    known=(
-        "how many {to} are in {count} {unit}?",
-        "how many {to} are in {count} {unit}?",
-        "how many {to} are there in {count} {unit}?",
-        "how many {to} in {count} {unit}?",
-        "how many {to} are {count} {unit}?",
-        "how many {to} is {count} {unit}?",
+    (
+        "how many {to} [are in|are in|are there in|in|are|is] {count} {unit}?",
+        "how many {to} [do|does] {count} {unit} have?",
         "how many {to} has {count} {unit}?",
-        "convert {count} {unit} to {to}.",
-        "convert {count} {unit} to {to}.",
-        "convert {count} {unit} into {to}.",
-        "what is {count} {unit} in {to}?",
-        "what's {count} {unit} in {to}?",
-        "{count} {unit} in {to}?",
-        "{count} {unit} in {to}",
-        "{count} {unit} to {to}.",
-    ),
-    new=(
-        "how many {to} do {count} {unit} have?",
-        "how much is {count} {unit} in {to}?",
-        "change {count} {unit} to {to}.",
-        "{count} {unit} is how many {to}?",
-    ),
+        "[||please |can you |could you ]convert {count} {unit} [to|to|into] {to}[|| for me].",
+        "[||please |can you ]change {count} {unit} [to|into] {to}.",
+        "[what is |what's |how much is |]{count} {unit} in {to}?",
+        "{count} {unit} [in|to|into] {to}",
+        "{count} {unit} [is|are] how many {to}?",
+        "[tell me|do you know|can you tell me] how many {to} [are in|are|is] {count} {unit}.",
+    )
 )
 # larger unit, smaller unit, how many of it: each with the names that people use; the first is that of the answer
 UNITS = (
-    (("hours", "hours", "h"), ("minutes", "minutes", "min"), 60),
+    (("hours",), ("minutes", "minutes", "min"), 60),
     (("minutes", "minutes", "min"), ("seconds", "seconds", "sec"), 60),
     (("days",), ("hours", "hours", "h"), 24),
     (("weeks",), ("days",), 7),
@@ -44,7 +32,7 @@ UNITS = (
     (("centimeters", "cm", "cm"), ("millimeters", "mm"), 10),
     (("kilograms", "kg", "kg", "kilos"), ("grams", "g"), 1000),
     (("liters", "l", "litres"), ("milliliters", "ml"), 1000),
-    (("feet", "ft"), ("inches", "in"), 12),
+    (("feet", "ft"), ("inches",), 12),
     (("yards",), ("feet", "ft"), 3),
     (("dollars",), ("cents",), 100),
 )  # fmt: skip

@@ -128,14 +128,14 @@ def any_word(rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.06:
         return made_up_word(rng, rng.randint(3, 7))
-    if kind < 0.09:
+    if kind < 0.13:
         return repeating_word(rng)
-    if kind < 0.2:
+    if kind < 0.22:
         return crossed_word(rng)
     return rng.choice(everyday_words() if kind < 0.55 else real_words())
 
 
 def any_name(rng: random.Random) -> str:
     """A name as people write it: of the list or made up, capitalized or not."""
-    name = made_up_word(rng, rng.randint(3, 7)).capitalize() if rng.random() < 0.2 else rng.choice(names())
+    name = made_up_word(rng, rng.randint(4, 7)).capitalize() if rng.random() < 0.2 else rng.choice(names())
     return name_as_typed(name, rng)

@@ -10,8 +10,8 @@ Two kinds of questions are asked, with temperature 0:
 * `tests/tasks/first_messages.txt`: what people first say, written by hand and never trained. A reply is right, sensible
   (it says what the model can do), wrong, or garbage (none of the model's kinds of reply, or one without an end).
 
-  (it says what the model can do), wrong, or garbage (none of its kinds of reply, or a reply without an end).
-2 % get garbage, or a wrong number came through the calculator.
+The exit code is 1 if an example is answered wrong, if fewer than 85 % of the messages get a right or sensible reply, if
+more than 2 % get garbage, or if a wrong number came through the calculator.
 """
 
 import argparse

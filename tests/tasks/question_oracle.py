@@ -10,37 +10,69 @@ from fractions import Fraction
 
 NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 LISTED = rf"{NUMBER}(?:(?:,| and| to| by)\s+{NUMBER})+"
-OPENING = re.compile(r"^(?:please |hey, |hi, |hello, |hello! |ok, |now |so |and |well, )+", re.I)
-CALCULATE = re.compile(
-    r"^(?:what(?: is|'s|s| does) |calculate:? |how much is |solve |can you (?:compute|calculate) |tell me |work out "
-    r"|compute )?(?P<sum>[^a-wyz]+?)(?: equal| make| =|=)?[ ?=.!]*$",
-    re.I,
+OPENING = re.compile(r"^(?:hey, |hi, |hello, |hello! |ok, |now |so |and |well, )+", re.I)
+ASKED = re.compile(
+    r"^(?:(?:please|now|just|(?:can|could|would|will) you|i (?:want|need|would like|'d like) you to) )+", re.I
 )
-SPELLED = re.compile(
-    r"^(?:(?:can you |please |i want you to )?spell(?: the word| the name| out|:)? |how (?:do|would) (?:you|i) spell "
-    r"|how does one spell |how is |what are the letters of |what letters are in |which letters does "
-    r"|(?:what is the )?spelling of |my word is |give me the letters of |letter by letter: )"
-    r"(?P<word>\S+?)(?: for me| please| letter by letter| spelled| have|, spell it)?[ ?.!]*$",
-    re.I,
+POLITE = re.compile(r"(?: please| for me| back to me)$", re.I)
+NAMING = r"(?: the word| the name| this word:| this:)?"
+WORD = r"(?P<word>\"?[^\W\d]+\"?)"
+SPELLED = (
+    rf"(?:spell(?: out|:)?|how (?:do|would|should|can) (?:you|i|we) spell(?: out)?){NAMING} {WORD}(?: letter "
+    rf"by letter)?",
+    rf"how (?:does one spell|to spell|is it you spell) {WORD}",
+    rf"how is{NAMING} {WORD} (?:spelled|written)",
+    rf"(?:(?:what is|what's|tell me|give me|show me) )?(?:the |correct )?spelling of{NAMING} {WORD}",
+    rf"(?:what are|tell me|give me|show me|list|write) (?:all )?the letters (?:of|in){NAMING} {WORD}",
+    rf"(?:what|which) letters (?:are in|make up){NAMING} {WORD}",
+    rf"(?:what|which) letters does{NAMING} {WORD} have",
+    rf"(?:spelling|letter by letter|the word to spell is|(?:spell )?my name|spell this word): {WORD}",
+    rf"(?:my word|the word|my name|the next word) is {WORD}[,.] (?:please |how do you )?spell it",
+    rf"i (?:(?:want|need|would like|'d like) (?:to know how to|help to)|do not know how to|don't know how to) "
+    rf"spell {WORD}",
 )
-COUNTED = re.compile(
-    r"^(?:how many (?:letters |times (?:is|does) (?:the letter )?)?|how often is |count (?:how many |the letter |the )?"
-    r"|number of )(?P<letter>\"?[a-z]\"?)(?:'s|s)?(?: (?:are there|are|appear|occur|is))? ?(?:in |does |has )"
-    r"(?:the word )?(?P<word>\S+?)(?: have)?[ ?.!]*$",
-    re.I,
+LETTER = r"(?:letters? |the letters? )?(?P<letter>\"?[a-z]\"?)(?:'s|s)?"
+COUNTED = (
+    rf"(?:how many|count how many(?: times)?|(?:tell me|do you know|say) how many) {LETTER}"
+    rf"(?: (?:are there|are|appear|occur|do you see|can you find|are found))? in{NAMING} {WORD}",
+    rf"how many {LETTER} (?:does|do){NAMING} {WORD} (?:have|contain)",
+    rf"how many {LETTER} has{NAMING} {WORD}",
+    rf"how (?:often|many times) (?:is|do you see|can i find|do i find) {LETTER} in{NAMING} {WORD}",
+    rf"how (?:often|many times) does {LETTER} (?:appear|occur|come up|show up) in{NAMING} {WORD}",
+    rf"how (?:often|many times) does{NAMING} {WORD} (?:contain|have|use) {LETTER}",
+    rf"count (?:the |all the |how many )?{LETTER} in{NAMING} {WORD}",
+    rf"(?:(?:what is |tell me |give me )?the )?(?:number|count) of {LETTER} in{NAMING} {WORD}",
+    rf"in{NAMING} {WORD}, how many {LETTER} are there",
 )
-CONTAINED = re.compile(r"^how often does (?P<word>\S+) contain (?P<letter>\S+?)[ ?.!]*$", re.I)
-REPEATED = re.compile(
-    r"^(?:repeat(?: after me:| this:| the words?|:)?|say:?|write|type|copy(?: this:)?|echo|print"
-    r"|can you (?:say|repeat)) (?P<text>.+?)(?: please)?[ ?.!]*$",
-    re.I,
+REPEATED = (
+    r"(?:repeat this text|copy this text|say this after me|say after me|repeat exactly|write down"
+    r"|say back|type this): (?P<text>.+)",
+    r"(?:repeat|say|write|type|copy|echo|print|output)(?: the following:| this:| after me:?| the words?|:)? "
+    r"(?P<text>.+)",
 )
-GREETING = r"(?:(?:hello|hi|hey|good morning|good evening)(?: there)?[,!]? )*"
-NAMED = re.compile(
-    rf"^{GREETING}(?:i am called|you can call me|people call me|the name is|my name is|my name's|call me|this is|it is"
-    r"|it's|i am|i'm|im) (?P<name>\w+)(?: speaking)?(?:[.,] (?:who are you|nice to meet you|and you))?[ ?.!]*$"
-    rf"|^{GREETING}(?P<before>\w+) here[ ?.!]*$",
-    re.I,
+HELLO = r"(?:(?:hello|hi|hey|good morning|good evening)(?: there)?[,!]? )*"
+NAME = r"(?P<name>[^\W\d]+)"
+CHAT = (
+    r"(?: speaking| here)?(?:[.,!]? (?:who are you|nice to meet you|and you|what about you|how are you|what "
+    r"can you do))?"
+)
+NAMED = (
+    rf"{HELLO}(?:(?:my friends|people|they|you can|you may|please|just) )?call me {NAME}",
+    rf"{HELLO}(?:i am|i'm) (?:called|named) {NAME}",
+    rf"{HELLO}(?:the name is|my name is|my name's|this is|it is|it's|i am|i'm|im) {NAME}{CHAT}",
+    rf"{HELLO}(?!what ){NAME} (?:here|speaking|is my name)",
+)
+FEELINGS = set(
+    "sad tired happy hungry bored sick angry lonely sleepy cold scared lost fine ok confused late busy thirsty rich old"
+    " young great funny boring wrong raining over nothing feeling what bad true"
+    " monday tuesday wednesday thursday friday saturday sunday".split()
+)
+FRAME = set(
+    "what is what's whats how much does do would please can could you now calculate compute solve work out "
+    "evaluate find"
+    " tell me give i need know the result value answer solution of to get for we want like help with quick "
+    "math question"
+    " my next sum equal make come equals".split()
 )
 UNIT_NAMES = {
     **{"hour": "hours h", "minute": "minutes min", "second": "seconds sec", "day": "days", "week": "weeks"},
@@ -59,36 +91,64 @@ UNIT_OF = {name: unit for unit, names in UNIT_NAMES.items() for name in (unit, *
 UNIT = "|".join(sorted(UNIT_OF, key=len, reverse=True))
 COUNTED_UNIT = rf"(?P<count>{NUMBER}|an?|one) (?P<unit>{UNIT})"
 CONVERTED = (
-    rf"^how many (?P<to>{UNIT}) (?:are there in|are in|in|are|is|has|do) {COUNTED_UNIT}(?: have)?$",
-    rf"^(?:convert |change |what is |what's |how much is )?{COUNTED_UNIT} (?:to|into|in) (?P<to>{UNIT})$",
-    rf"^{COUNTED_UNIT} is how many (?P<to>{UNIT})$",
+    rf"(?:(?:tell me|do you know|can you tell me|i need to know) )?how many (?P<to>{UNIT})"
+    rf" (?:are there in|are in|fit in|in|are|is|has|make|equal) {COUNTED_UNIT}",
+    rf"how many (?P<to>{UNIT}) (?:do|does) {COUNTED_UNIT} (?:have|make|equal)",
+    rf"(?:(?:convert|change|turn|transform|what is|what's|whats|how much is|how much are|express|give me|tell me) )?"
+    rf"{COUNTED_UNIT} (?:to|into|in|as|=) (?P<to>{UNIT})",
+    rf"{COUNTED_UNIT} (?:is|are|equals|makes) how many (?P<to>{UNIT})",
+    rf"in (?P<to>{UNIT}), (?:what is|how much is|how long is) {COUNTED_UNIT}",
 )
 MONTHS, DAYS = list(calendar.month_name)[1:], list(calendar.day_name)
-NEXT = re.compile(
-    r"^(?:what|which)(?: is the)?(?: (?P<kind>month|day))?(?: is)?(?: comes| follows| next| right)* ?"
-    r"(?P<way>after|before|) ?(?P<name>[a-z]+)$",
-    re.I,
+TELL = r"(?:tell me|do you know|can you tell me|say)"
+NEXT = (
+    r"(?:what|which)(?: (?P<kind>month|day))? (?:is followed by|follows|precedes|is|was|comes)(?: right| next| just)? ?"
+    r"(?P<way>after|before|) ?(?P<name>[a-z]+)",
+    r"(?:what is|what's|name) the (?:next |last )?(?P<kind>month|day) (?P<way>after|before) (?P<name>[a-z]+)",
+    rf"{TELL} (?:what|which) (?P<kind>month|day) (?:comes |is |follows|precedes)?(?P<way>after|before|) ?"
+    r"(?P<name>[a-z]+)",
 )
-LENGTH = re.compile(
-    r"^(?:how many days|number of days|how long is|tell me how many days)\W?(?:are there|are|has|does|in| )*"
-    r"(?P<name>a year|\w+)"
+BACK = re.compile(r"before|precedes|is followed by")
+LEAP = (
+    r"(?:is|was|will|would)(?: the year)? (?P<year>\d+)(?: be)? (?:(?:a )?leap(?: year)?|one of the leap years)",
+    r"(?:the )?(?:year )?(?P<year>\d+)(?:,|:| -)(?: a| is it a)? leap year",
+    rf"{TELL} (?:if|whether) (?:the year )?(?P<year>\d+) (?:is|was) a leap year",
+    r"does (?:the year )?(?P<year>\d+) have a leap day",
+)
+SPAN = r"(?:the month (?:of )?)?(?P<name>a year|[a-z]+)"
+LENGTH = (
+    rf"how many days (?:are in|are there in|in|has|make|make up) {SPAN}",
+    rf"how many days does {SPAN} (?:have|contain)",
+    rf"how (?:long|many days long) is {SPAN}",
+    rf"(?:(?:what is |tell me |give me )?the )?number of days (?:in|of) {SPAN}",
+    rf"{TELL} how many days (?:are in |there are in )?{SPAN}(?: has)?",
 )
 
 
 def plain(question: str) -> str:
-    """The question without an opening."""
-    return OPENING.sub("", question)
+    """The question without an opening and the mark at its end."""
+    return OPENING.sub("", question.rstrip("?.! "))
+
+
+def request(question: str) -> str:
+    """The plain question without words that are only polite."""
+    return POLITE.sub("", ASKED.sub("", plain(question)))
+
+
+def first(patterns: tuple[str, ...], text: str) -> re.Match | None:
+    """The match of the first pattern that fits the whole text."""
+    return next((found for pattern in patterns if (found := re.fullmatch(pattern, text, re.I))), None)
 
 
 def spelled(question: str) -> str | None:
     """ "Spell Nut" → "N u t"."""
-    found = SPELLED.match(plain(question))
+    found = first(SPELLED, request(question)) or first(SPELLED, plain(question))
     return " ".join(found["word"].strip('"')) if found else None
 
 
 def counted(question: str) -> str | None:
     """ "How many n are in nut?" → "1"."""
-    found = COUNTED.match(plain(question)) or CONTAINED.match(plain(question))
+    found = first(COUNTED, request(question))
     if not found:
         return None
     letter, word = (found[name].strip('"').lower() for name in ("letter", "word"))
@@ -97,7 +157,7 @@ def counted(question: str) -> str | None:
 
 def repeated(question: str) -> str | None:
     """ "Say hello!" → "hello"."""
-    found = REPEATED.match(plain(question))
+    found = first(REPEATED, request(question))
     return found["text"].strip('"') if found else None
 
 
@@ -117,33 +177,39 @@ def value(expression: str) -> Fraction | None:
 
 def computed(question: str) -> Fraction | None:
     """ "Subtract 3 from 10" → 7."""
-    text = plain(question).lower().rstrip("?.! ")
+    text = request(question).lower().removesuffix("=").rstrip()
+    of = r"(?:(?:(?:what is|what's|tell me|find|calculate|compute|give me) )?the"
+    listed = rf"(?P<list>{NUMBER}(?:, {NUMBER})*(?:,| and| to| by|) {NUMBER})"
+    a, b = rf"(?P<a>{NUMBER})", rf"(?P<b>{NUMBER})"
     for pattern, sign in (
-        (rf"^(?:add(?: up)?|sum|what is the sum of|the sum of|can you add) ({LISTED})(?: together)?$", "+"),
-        (rf"^(?:multiply|what is the product of|the product of|can you multiply) ({LISTED})$", "*"),
-        (rf"^(?:divide|what is the quotient of|can you divide) ({LISTED})$", "/"),
-        (rf"^what is the difference (?:of|between) ({LISTED})$", "-"),
-        (rf"^({NUMBER} less {NUMBER})$", "-"),
+        (rf"(?:what do you get if you )?(?:add|add up|sum|sum up|total) {listed}(?: together)?", "+"),
+        (rf"{of} )(?:sum|total) of {listed}", "+"),
+        (rf"what (?:do|does) {listed} (?:add up to|make together|sum to)", "+"),
+        (rf"(?:what do you get if you )?multiply {listed}(?: together)?", "*"),
+        (rf"{of} )product of {listed}", "*"),
+        (rf"(?:what do you get if you )?(?:divide|split) {a} by {b}", "/"),
+        (rf"{of} )quotient of {a} and {b}", "/"),
+        (rf"how (?:many times|often) does {b} (?:go into|fit into|fit in) {a}", "/"),
+        (rf"(?:what do you get if you )?(?:subtract|take|deduct) {b} from {a}", "-"),
+        (rf"{of} )difference (?:of|between) {a} and {b}", "-"),
+        (rf"(?:what is |how much is )?{a} (?:less|take away|minus) {b}", "-"),
+        (rf"what (?:is left|remains) (?:of|from) {a} (?:after taking|if i take|if you take) {b}", "-"),
     ):
-        if found := re.match(pattern, text):
-            numbers = re.findall(NUMBER, re.sub(r",(?=\s)", " ", found[1]))
-            return value(f" {sign} ".join(numbers))
-    for pattern in (
-        rf"^(?:subtract|take) (?P<b>{NUMBER}) from (?P<a>{NUMBER})$",
-        rf"^what is left of (?P<a>{NUMBER}) after taking (?P<b>{NUMBER})$",
-    ):
-        if found := re.match(pattern, text):
-            return value(f"{found['a']} - {found['b']}")
+        if found := re.fullmatch(pattern, text):
+            parts = found.groupdict()
+            numbers = re.findall(NUMBER, re.sub(r",(?=\s)", " ", parts["list"])) if "list" in parts else None
+            return value(f" {sign} ".join(numbers or [parts["a"], parts["b"]]))
     for words, sign in (("multiplied by|times|x", "*"), ("divided by", "/"), ("plus|and", "+"), ("minus", "-")):
         text = re.sub(rf"(?<=[\d)]) ?(?:{words}) ?(?=[\d(-])", f" {sign} ", text)
-    found = CALCULATE.match(text)
-    return value(found["sum"]) if found else None
+    found = re.fullmatch(r"(?P<before>[a-z' ]*[: ]\s*|)(?P<sum>[-+*/().,\d\s]+?)(?P<after>(?: [a-z= ]+)?)", text)
+    if not found or not set(re.findall(r"[a-z']+", found["before"] + found["after"])) <= FRAME:
+        return None
+    return value(found["sum"])
 
 
 def converted(question: str) -> str | None:
     """ "how many minutes are in 2 hours" → "120 minutes."."""
-    text = plain(question).lower().rstrip("?.! ")
-    for found in filter(None, (re.match(pattern, text) for pattern in CONVERTED)):
+    if found := first(CONVERTED, request(question).lower()):
         one, other = UNIT_OF[found["unit"]], UNIT_OF[found["to"]]
         count = Fraction(1 if found["count"] in ("a", "an", "one") else found["count"].replace(",", ""))
         factor = PER_UNIT.get((one, other)) or Fraction(1, PER_UNIT.get((other, one), 1))
@@ -161,19 +227,17 @@ def shown(exact: Fraction) -> str:
 
 def dated(question: str) -> str | None:
     """The calendar's answer."""
-    text = plain(question).lower().rstrip("?.! ")
-    if found := re.match(
-        r"^(?:is|was|will)(?: the year)? (\d+)(?: be)?(?: a)? leap(?: year)?$|^(\d+), leap year$", text
-    ):
-        year = int(found[1] or found[2])
+    text = plain(question).lower()
+    if found := first(LEAP, text):
+        year = int(found["year"])
         return "Yes." if (datetime.date(year, 3, 1) - datetime.date(year, 2, 1)).days == 29 else "No."
-    if found := NEXT.match(text):
+    if found := first(NEXT, text):
         name = found["name"].capitalize()
         names = MONTHS if name in MONTHS else DAYS if name in DAYS else None
         if names and found["kind"] in (None, "month" if names is MONTHS else "day"):
-            step = -1 if found["way"] == "before" else 1
+            step = -1 if BACK.search(text) else 1
             return f"{names[(names.index(name) + step) % len(names)]}."
-    if found := LENGTH.match(text):
+    if found := first(LENGTH, text):
         if found["name"] == "a year":
             return "365, or 366 in a leap year."
         if (name := found["name"].capitalize()) in MONTHS:
@@ -184,8 +248,10 @@ def dated(question: str) -> str | None:
 
 def greeted(question: str) -> str | None:
     """ "hi im tom" → "Hello, tom!"."""
-    found = NAMED.match(plain(question))
-    return f"Hello, {found['name'] or found['before']}!" if found else None
+    found = first(NAMED, plain(question))
+    if not found or found["name"].lower() in FEELINGS and "name" not in question and "call" not in question:
+        return None
+    return f"Hello, {found['name']}!"
 
 
 def answer_of(question: str) -> str | None:

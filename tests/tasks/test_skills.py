@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 from question_oracle import computed, converted, counted, dated, greeted, repeated, spelled
 
-from tasks.items import Wordings, as_typed
+from tasks.items import Wordings, as_typed, is_for
 from tasks.promise import PROMISE, REFUSAL
 from tasks.skills import HELD_OUT, KNOWN, REWORDED, SKILLS, TRAIN, conversations, evaluations
 from tasks.words import any_name, any_word, names, real_words
@@ -71,16 +71,15 @@ def test_every_reply_to_what_is_not_promised_names_the_promise():
 
 def test_a_text_that_is_copied_has_a_blank_before_it_on_both_sides():
     for question, item in asked("copying", TRAIN):
-        if '"' not in question:
-            assert item.answer[0] == " "
-            assert item.answer in question
+        assert item.answer in question
+        assert (item.answer[0] == " ") == ('"' not in question)
     for question, item in asked("spelling", TRAIN) + asked("counting", TRAIN):
         word = re.search(r'(" \w+"|"\w+")', item.code)[0]
         assert (word.strip('"') if word[1] == " " else word) in question
 
 
 def test_typing_changes_no_slot():
-    rng, wording = random.Random(0), Wordings(("{text}, letter by letter.",)).known[0]
+    rng, wording = random.Random(0), "{text}, letter by letter."
     typed = {as_typed(wording, rng) for _ in range(200)}
     assert len(typed) > 20
     assert all("{text}, letter by letter" in text for text in typed)
@@ -133,12 +132,34 @@ def questions(made):
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_new_wordings_are_not_among_the_known_ones(name):
-    for _, item in asked(name, TRAIN):
-        known, new = ({text.strip(".?") for text in texts} for texts in (item.wordings.known, item.wordings.new))
-        assert not known & new
-        assert set(item.wordings.of(TRAIN)) == set(item.wordings.known) | set(item.wordings.new)
-        assert (item.wordings.of(KNOWN), item.wordings.of(REWORDED)) == (item.wordings.known, item.wordings.new)
+def test_new_wordings_are_never_known_ones_and_training_has_both(name):
+    rng, skill = random.Random(0), SKILLS[name]
+    drawn = {
+        split: {text for _ in range(2500) if is_for(text := skill.draw(rng).wordings.draw(rng), split)}
+        for split in (TRAIN, KNOWN, REWORDED)
+    }
+    assert len(drawn[KNOWN]) > 3 * len(drawn[REWORDED]) > 20
+    assert not drawn[KNOWN] & drawn[REWORDED]
+    assert drawn[TRAIN] & drawn[KNOWN]
+    assert drawn[TRAIN] & drawn[REWORDED]
+
+
+def test_a_pattern_gives_every_combination_of_its_parts():
+    rng, wordings = random.Random(0), Wordings(("[please |can you |]spell[| the word|: the name] {text}.",))
+    drawn = {wordings.draw(rng) for _ in range(300)}
+    begins, middles = ("please ", "can you ", ""), ("", " the word", ": the name")
+    assert drawn == {f"{begin}spell{middle} {{text}}." for begin in begins for middle in middles}
+
+
+def test_what_is_beyond_the_promise_is_trained_and_not_measured():
+    runs = re.compile(r"(..?)\1\1")
+    reaches = {
+        "spelling": lambda item: len(item.key) > 8,
+        "copying": lambda item: item.key.count(" ") > 2 or runs.search(item.key) is not None,
+    }
+    for name, beyond in reaches.items():
+        assert any(beyond(item) == item.beyond is True for _, item in asked(name, TRAIN))
+        assert not any(beyond(item) for split in (HELD_OUT, REWORDED) for _, item in asked(name, split))
 
 
 @pytest.mark.parametrize("sign", [" + ", " * "])
@@ -164,7 +185,10 @@ def test_an_evaluation_asks_one_question_per_item_and_one_answer_does_not_do(spl
         assert not trained & {item.prompt for item in task.items}
         first = [item.prompt for item in task.items[:3]]
         assert not any(text.endswith(("...", "??", " ?")) for text in first)
-        assert name.startswith(("limits", "near_misses")) or all(text[0] == text[0].upper() for text in first)
+        assert name.startswith(("limits", "near_misses")) or all(
+            text[0] == text[0].upper() or text.startswith(("a ", "an ", "one "))  # a wording that begins with a slot
+            for text in first
+        )
 
 
 def test_a_task_has_one_prompt_per_item(monkeypatch):

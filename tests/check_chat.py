@@ -37,10 +37,12 @@ RIGHT, SENSIBLE, WRONG, GARBAGE = "right", "sensible", "wrong", "garbage"
 SENSIBLE_REPLIES = {PROMISE, REFUSAL}
 # What a reply looks like that is no garbage: one of the model's kinds of answers.
 KINDS = re.compile(r"Hello, \S+!|(\S )+\S|-?[\d.]+( \w+\.)?|\d+, or \d+ in a leap year\.|(\w+ ){0,4}\w+[.!]?")
-# How documents ask: in Python, in messages, on a command line, in an exchange or in two columns of exchanges.
+# How documents ask: in Python, in messages, on a command line, in an exchange, in two columns of exchanges, and in the
+# last column of the table of skills.
 ASKING = (
     *(r'\.chat\("([^"]+)"', r'"content": "([^"]+\?)"', r'(?:-p|--prompt) "([^"]+\?)"'),
     r"^ *> (\S.+?)(?: {3,}> (.+))?$",
+    r'^\| [^|]+ \| [^|]+ \| "([^"|]+)"(?:, "([^"|]+)")? \|$',
 )
 MOST_TOKENS, LEAST_GOOD, MOST_GARBAGE = 100, 0.85, 0.02
 

@@ -257,5 +257,5 @@ def greeted(question: str) -> str | None:
 def answer_of(question: str) -> str | None:
     """The right answer, in the words of the skill that gives it; None if no skill does."""
     exact = computed(question)
-    found = [read(question) for read in (spelled, counted, converted, dated, greeted)]
+    found = [read(question) for read in (spelled, counted, converted, dated, greeted, repeated)]
     return next((text for text in found if text), None if exact is None else shown(exact))

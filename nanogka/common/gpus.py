@@ -42,18 +42,14 @@ def count_gpus() -> int:
     import torch  # takes seconds
 
     found = torch.cuda.device_count()
-    if listed and not found and visible is not None:
-        raise ValueError(
-            f"GPUS: got 0 from torch with CUDA_VISIBLE_DEVICES={visible!r}, expected some of the {listed} GPUs that"
-            " nvidia-smi lists"
-        )
     if listed and not found:
         driver = ask_driver("--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0] or "unknown"
+        chosen = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible!r}"
         raise ValueError(
-            f"GPUS: got 0 from torch {torch.__version__}, expected the {listed} GPUs that nvidia-smi lists (driver "
-            f"{driver}).\nA build of torch for the CPU or for a newer driver cannot use them. Delete .venv and set up "
-            "again with TORCH_BACKEND=cu126,\nupdate the driver (the default build needs 580 or newer), or ask for the "
-            "small run on the CPU with GPUS=0"
+            f"GPUS: got 0 from torch {torch.__version__}{chosen}, expected the {listed} GPUs that nvidia-smi lists "
+            f"(driver {driver}).\nA build of torch for the CPU or for a newer driver cannot use them. Delete .venv and "
+            "set up again with TORCH_BACKEND=cu126,\nupdate the driver (the default build needs 580 or newer), or ask "
+            "for the small run on the CPU with GPUS=0"
         )
     return found
 

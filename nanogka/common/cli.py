@@ -221,7 +221,7 @@ def run_script(function: Callable[[], object], script: str) -> int:
 
 
 def _place_hint(error: Exception) -> str:
-    """What to do if this user cannot write the folder of all outputs, as where the home folder does not exist."""
+    """Advice for a user who cannot write the folder of all outputs, for example without a home folder; else empty."""
     if not isinstance(error, OSError) or not isinstance(error.filename, str) or os.environ.get("NANOGKA_BASE_DIR"):
         return ""
     outputs, path = base_dir(), Path(error.filename)

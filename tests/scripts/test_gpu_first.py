@@ -57,7 +57,7 @@ FAILURES = {
     "machine": "GB free",
     "download": "refused",
     "kernels": "not chosen: attention: torch (it is wrong)",
-    "correct": "disagrees with float64: attention with window 7, the compiled model",
+    "correct": "disagrees with float64: attention with window 7, the compiled model's gradients",
     "attention": "out of resources",
     "messages": "TypeError",
     "steps": "no batch fits",

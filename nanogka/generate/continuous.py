@@ -50,7 +50,8 @@ class Request:
 
     prompts: Sequence[Sequence[int]]
     params: SamplingParams = field(default_factory=SamplingParams)
-    max_tokens: int | None = None  # per text; None: as many as the context holds
+    # Per text, written by the model. Results of tool calls may add as many. None: as many as the context holds.
+    max_tokens: int | None = None
     n: int = 1  # texts per prompt, which differ by their random numbers
     stop_tokens: Sequence[int] | None = None  # None: the document token
     stop_strings: Sequence[str] = ()  # a text ends before the first of them
@@ -61,6 +62,11 @@ class Request:
     def rows(self) -> int:
         """The number of texts."""
         return len(self.prompts) * self.n
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that a text can get, results of tool calls included; None: the context decides."""
+        return None if self.max_tokens is None else self.max_tokens * (2 if self.calculator else 1)
 
     def check(self, context: int, vocab_size: int) -> None:
         """Raise ValueError naming every argument that is out of range for this context and tokenizer."""
@@ -90,7 +96,7 @@ class _Row:
         # Without stop tokens a text ends with its document: the next document's first token would begin another text.
         self.stop_tokens = frozenset([tokenizer.bos_id] if request.stop_tokens is None else request.stop_tokens)
         self.max_new_tokens = model.config.sequence_len - len(prompt)  # until the context is full
-        self.tokens = 0  # so far
+        self.tokens = self.inserted = 0  # so far; the tool wrote those inserted
         self.text = TextStream(tokenizer, request.stop_strings, trim=request.calculator)
         self.call_text = TextStream(tokenizer)
         self.calls = ToolCalls(tokenizer) if request.calculator else None
@@ -109,6 +115,7 @@ class _Row:
     ) -> TokenOutput:
         """Append a token to the text."""
         self.tokens += 1
+        self.inserted += forced
         if self.token_counts is not None:
             self.token_counts[0, token] = 1
             self.token_counts[1, token] += 1
@@ -119,7 +126,7 @@ class _Row:
         finish_reason = None
         if self.tokens >= self.max_new_tokens:
             finish_reason = "context"
-        elif self.tokens == self.request.max_tokens:
+        elif self.request.max_tokens in (self.tokens - self.inserted, self.inserted):
             finish_reason = "length"
         stream = self.text if part == TEXT else self.call_text
         text = "" if part_ends else stream.push(token)

@@ -94,7 +94,7 @@ class Engine:
     ) -> Iterator[list[tuple[Request, TokenOutput]]]:
         """Yield the new tokens of each step of requests that are generated together; `prefix` is that of `stream`."""
         # Only as many positions as these texts can come to have: many short ones need no cache of the whole context.
-        longest = max(len(ids) + (one.max_tokens or self.context) for one in requests for ids in one.prompts)
+        longest = max(len(ids) + (one.longest or self.context) for one in requests for ids in one.prompts)
         batch = self.batch(min(longest, self.context))
         batch.add(requests, prefix)
         while len(batch):

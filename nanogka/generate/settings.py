@@ -47,7 +47,9 @@ class SessionSettings(SamplingParams):
     """Session, whose settings can be changed while it runs."""
 
     top_k: int | None = flag(50, "sample from the k likeliest tokens; 0 samples from all", ge=0)
-    max_tokens: int | None = flag(256, "maximum tokens per reply; 0: as many as the context holds", ge=0)
+    max_tokens: int | None = flag(
+        256, "maximum tokens per reply, without results of the calculator; 0: as many as the context holds", ge=0
+    )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ KINDS = {  # metric: its type and meaning
     "nanogka_waiting_requests": ("gauge", "requests that wait for room"),
     "nanogka_requests_total": ("counter", "answered requests by route and HTTP status"),
     "nanogka_prompt_tokens_total": ("counter", "tokens of the prompts of admitted requests"),
-    "nanogka_generated_tokens_total": ("counter", "generated tokens"),
+    "nanogka_generated_tokens_total": ("counter", "generated tokens, and those of the calculator's results"),
     "nanogka_first_token_seconds": ("summary", "time from the admission of a request to its first token"),
 }
 

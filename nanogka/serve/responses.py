@@ -60,7 +60,7 @@ class Answer:
         ended = "length" if api_request.max_tokens == 0 else None
         self._choices = [_Choice(finish_reason=ended) for _ in range(request.rows)]
         self._echoed = echoed
-        self._completion_tokens = 0
+        self._written = self._inserted = 0  # tokens: by the model, and by the calculator
         chat, kind = api_request.chat, "chat.completion" if api_request.chat else "text_completion"
         self._head = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
@@ -86,7 +86,8 @@ class Answer:
         if self._client_calls and output.part == PYTHON and output.token == self._call_end:
             code = next((code for code, _ in reversed(choice.reply.calls)), "")
             choice.call, choice.finish_reason = tool_call(f"call_{secrets.token_hex(12)}", code), "tool_calls"
-        self._completion_tokens += 1
+        self._written += not output.forced
+        self._inserted += output.forced
         if not self._with_logprobs:
             return []
         if self._echoed is not None:
@@ -124,8 +125,11 @@ class Answer:
         return self.tokenizer.decode(token for token in ids if token not in self._special)
 
     def usage(self) -> dict:
-        """Return the number of prompt and completion tokens. A stop token is counted."""
-        prompt, completion = sum(map(len, self.request.prompts)), self._completion_tokens
+        """Return the number of prompt and completion tokens. A stop token is counted.
+
+        The calculator's results count as prompt: the model reads them, and `max_tokens` does not limit them.
+        """
+        prompt, completion = sum(map(len, self.request.prompts)) + self._inserted, self._written
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     def first_chunks(self) -> Iterator[dict]:

@@ -20,7 +20,7 @@ class Limits:
     max_batch: int = flag(32, "maximum texts generated together", ge=1)
     max_queue: int = flag(64, "maximum waiting requests; the next one gets 429", ge=1)
     max_n: int = flag(8, "maximum texts per request (n)", ge=1)
-    max_tokens: int = flag(0, "maximum tokens per text; 0: as many as the context holds", ge=0)
+    max_tokens: int = flag(0, "maximum generated tokens per text; 0: as many as the context holds", ge=0)
     max_request_bytes: int = flag(2**20, "maximum bytes of a request's body; a larger one gets 413", ge=1)
     attention: bool = flag(True, "serve /v1/attention; building a page delays all replies")
     truncate: bool = flag(

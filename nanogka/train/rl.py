@@ -51,7 +51,7 @@ class RLSettings(BaseSettings):
     run: str = flag("", "name of the run's folder (default: <base>-rl)", affects="output")
     questions: int = flag(32, "questions per step, over all devices", ge=1, affects="losses")
     samples: int = flag(8, "replies to each question", ge=2, affects="losses")
-    max_tokens: int = flag(64, "maximum tokens per reply", ge=1, affects="losses")
+    max_tokens: int = flag(64, "maximum tokens per reply, without results of the calculator", ge=1, affects="losses")
     calculator: bool = flag(True, "answer the model's tool calls", affects="losses")
     num_iterations: int = flag(100, "number of steps", ge=1, affects="losses")
     device_batch_size: int | None = flag(
@@ -314,7 +314,7 @@ def plan_rl(
     settings, name = name_run(settings, base, "rl")
     horizon = (
         f"{settings.num_iterations:,} steps × {settings.questions} questions × {settings.samples} replies, "
-        f"at most {row_len} tokens each"
+        f"at most {settings.max_tokens} tokens each"
     )
     about = About(
         kind="chat",

@@ -149,6 +149,22 @@ def test_a_call_without_a_result_hangs_nothing(script, length, reason):
     assert outputs[-1].finish_reason == reason
 
 
+@pytest.mark.parametrize(
+    "code, most, written, inserted, reason",
+    [
+        (b"12*3", 6, 6, 0, "length"),  # before the result
+        (b"12*3", 8, 8, 4, "length"),
+        (b"12*3", 10, 10, 4, "stop"),
+        (b"1/7", 6, 5, 6, "length"),  # of <|output_start|>0.1429<|output_end|>
+    ],
+)
+def test_a_result_does_not_count_but_is_no_longer_than_the_limit(code, most, written, inserted, reason):
+    engine = Engine(scripted_model({0: [START, *code, END, OUTPUT_END, *b"yes", STOP]}), TOKENIZER)
+    outputs = [output for (output,) in engine.stream([[0]], **OPTIONS, max_tokens=most)]
+    forced = [output.forced for output in outputs]
+    assert (forced.count(False), forced.count(True), outputs[-1].finish_reason) == (written, inserted, reason)
+
+
 def test_a_session_lists_a_call_and_keeps_its_ids():
     engine = Engine(scripted_model({TEMPLATE.start_id: CALL}), TOKENIZER)
     session = Session(engine, SessionSettings(temperature=0), chat=True)

@@ -312,6 +312,10 @@ def test_a_tool_call_is_shown_and_comes_back():
         choice = client.chat.completions.create(**wanted).choices[0]
         assert choice.message.content == "yes" == "".join(entry.token for entry in choice.logprobs.content)
         assert [(part["type"], part["text"]) for part in choice.message.parts] == parts
+        used = client.chat.completions.create(**wanted, max_tokens=10).usage
+        asked = len(ChatFormat(byte_tokenizer()).render_prompt(Conversation.of("Hi")))
+        # The model reads the result, <|output_start|>36<|output_end|>, and writes the rest.
+        assert (used.prompt_tokens, used.completion_tokens, used.total_tokens) == (asked + 4, 10, asked + 14)
         deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**wanted, stream=True)]
         assert "".join(delta.content or "" for delta in deltas) == "yes"
         shown = [part for delta in deltas for part in getattr(delta, "parts", ())]

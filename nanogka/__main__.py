@@ -15,6 +15,7 @@ from pathlib import Path
 
 from nanogka import __version__
 from nanogka.common.formatting import BUNDLED, SHORT_NAMES
+from nanogka.common.nanochat import refuse_script
 
 GROUPS = {
     "Prepare data": ("fetch", "make_shards", "tok_train"),
@@ -79,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         os.execvp("bash", ["bash", str(home() / "speedrun.sh"), *rest])
     script = {short: script for script, short in SHORT_NAMES.items()}.get(name, name)
     if script not in commands():
+        refuse_script(["-m", f"scripts.{name}"])
         names = ", ".join([SPEEDRUN, *SHORT_NAMES.values(), *commands()])
         print(f"nanogka: got {name!r}, expected one of {names}", file=sys.stderr)
         return 2

@@ -1,7 +1,13 @@
 """The command lines. Each module has `main(argv=None)` and is started with `python -m scripts.NAME`."""
 
 import os
+import sys
 
+from nanogka.common.nanochat import refuse_script
+
+# Python imports this file before it looks for the module of `python -m scripts.NAME`.
+if sys.argv[:1] == ["-m"]:
+    refuse_script(sys.orig_argv)
 # Expandable segments fragment CUDA memory less. torch may read the variable on import, and this file runs before the
 # imports of any script.
 if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:

@@ -4,6 +4,7 @@ The parser reads `FLAGS` only for flags that a script does not have. The table i
 """
 
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -73,11 +74,16 @@ OFF_HERE: Mapping[str, str | None] = {
     ),
     **dict.fromkeys(("step", "max_chars", "warmup_steps")),
 }
+SCRIPTS = {  # nanochat's, today's and earlier ones, that have another name here
+    "chat_web": "`python -m scripts.serve`: chat page and OpenAI's API",
+    "base_loss": "`python -m scripts.base_eval --eval bpb,sample`",
+    "mid_train": "`python -m scripts.chat_sft`: one stage, whose --data mixes conversations and questions",
+    "infer_bench": "`python -m scripts.bench generate`",
+}
 COMMANDS = {  # other lines of nanochat
     "python -m nanochat.dataset -n 240": "`python -m scripts.fetch --data climbmix -n 240`",
     "python -m nanochat.report generate": "`python -m scripts.report --run NAME`",
-    "python -m scripts.chat_web": "`python -m scripts.serve`: chat page and OpenAI's API",
-    "python -m scripts.infer_bench": "`python -m scripts.bench generate`",
+    **{f"python -m scripts.{name}": here for name, here in SCRIPTS.items()},
     "bash runs/speedrun.sh": "`bash speedrun.sh`",
     "uv sync --extra cpu, --extra gpu, --group dev": "the same, or `bash scripts/setup.sh`",
     "NANOCHAT_BASE_DIR": "`NANOGKA_BASE_DIR`",
@@ -114,6 +120,15 @@ def translate(
         else:
             translated.append(word)
     return translated, errors, notices
+
+
+def refuse_script(words: Sequence[str]) -> None:
+    """Exit with a sentence if `words`, the command line of a Python process, start a script of nanochat's."""
+    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+    name = module.removeprefix("scripts.")
+    if name in SCRIPTS:
+        print(f"{module}: nanochat's script has another name here: {SCRIPTS[name]}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _task_names(value: str) -> str:

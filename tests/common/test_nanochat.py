@@ -1,5 +1,7 @@
 """Command lines of nanochat's README and scripts: they work here, or a sentence says what to do instead."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,21 @@ def test_a_flag_without_a_counterpart_is_one_sentence_and_no_guess(settings, lin
     assert line.startswith(f"{flag}: nanochat's flag has no counterpart here: ")
     assert said in line
     assert "did you mean" not in line
+
+
+def test_a_script_of_nanochat_with_another_name_is_one_sentence():
+    root = Path(__file__).parents[2]
+    for name in nanochat.SCRIPTS:
+        assert not (root / "scripts" / f"{name}.py").exists()
+    for words in (
+        ["-m", "scripts.chat_web", "-i", "sft"],
+        ["-u", "-m", "scripts.mid_train"],
+        ["-m", "nanogka", "base_loss"],
+    ):
+        done = subprocess.run([sys.executable, *words], cwd=root, capture_output=True, text=True)
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert "nanochat's script has another name here: `python -m scripts." in line
 
 
 def test_a_negative_value_that_means_nothing_is_still_an_error():

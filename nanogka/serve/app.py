@@ -18,7 +18,6 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
@@ -34,7 +33,7 @@ from nanogka.generate.scoring import score_prompt
 from nanogka.runs import Run, find_run, load_run
 from nanogka.serve.attention import AttentionPages
 from nanogka.serve.metrics import TYPE, CountRequests, Metrics
-from nanogka.serve.network import BACKLOG, AcceptErrors, PlainRequests, hide_cancelled, raise_file_limit
+from nanogka.serve.network import BACKLOG, AcceptErrors, KnownHosts, PlainRequests, hide_cancelled, raise_file_limit
 from nanogka.serve.protocol import ApiError, Served, read_request
 from nanogka.serve.responses import Answer
 from nanogka.serve.scheduler import QueueFull, Scheduler, Stopped
@@ -122,7 +121,7 @@ def make_app(served: Served, api_key: str, hosts: list[str], origins: Sequence[s
     ]
     handlers = {
         ApiError: lambda _, error: _error_response(error),
-        HTTPException: lambda _, error: _error_response(ApiError(error.status_code, error.detail)),
+        HTTPException: lambda http, error: _error_response(ApiError(error.status_code, _about_route(http, error))),
         ClientDisconnect: lambda *_: Response(status_code=499),  # the client has left and receives nothing
         Exception: lambda *_: _error_response(ApiError(500, "an error of the server; its log has more")),
     }
@@ -130,13 +129,19 @@ def make_app(served: Served, api_key: str, hosts: list[str], origins: Sequence[s
     middleware = [
         Middleware(PlainRequests),
         Middleware(CountRequests, metrics=server.metrics, routes=(*counted, "/attention")),
-        Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
+        Middleware(KnownHosts, names=hosts),
     ]
     if origins:
         # Chrome asks before a page at a public address uses a local server. Not every page that there is may do so.
         allowed = {"allow_origins": origins, "allow_private_network": "*" not in origins}
         middleware.append(Middleware(CORSMiddleware, allow_methods=["*"], allow_headers=["*"], **allowed))
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=server.lifespan)
+
+
+def _about_route(http: HttpRequest, error: HTTPException) -> str:
+    if error.status_code != 404:
+        return error.detail
+    return f"{http.method}: got {shorten(repr(http.url.path))}, which does not exist; the API is at /v1"
 
 
 def _error_response(error: ApiError) -> JSONResponse:
@@ -307,6 +312,10 @@ class _Server:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, f"Content-Type: got {kind!r}, expected application/json", code="invalid_content_type")
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding.strip().lower() != "identity":
+            got = shorten(repr(encoding))
+            raise ApiError(415, f"Content-Encoding: got {got}, expected none", code="invalid_content_encoding")
         try:
             return json.loads(await self._body(request), parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:

@@ -4,16 +4,21 @@ import asyncio
 import contextlib
 import errno
 import logging
+import re
 import sys
 import time
+from collections.abc import Sequence
 
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from nanogka.common.formatting import shorten
 
 # asyncio tries to accept this many connections in a row, and when no file is left it reports each of them as an error.
 BACKLOG = 64
 MOST_FILES = 2**16  # a connection that sends nothing costs memory, too
 NOTICE_SECONDS = 60
+HOST = re.compile(r"(\[(?P<address>[^\]]*)\]|(?P<name>[^:\[\]]*?)\.?)(:[0-9]*)?")  # an IPv6 address, or a name
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -72,6 +77,27 @@ class PlainRequests:
                 fault = "the target must be a path, and the host belongs in the header Host"
             if fault is not None:
                 return await PlainTextResponse(fault, 400, {"Connection": "close"})(scope, receive, send)
+            # Clients join a base address and a path as they like. A redirect would name another scheme and path behind
+            # a proxy.
+            scope = {**scope, "path": "/" + "/".join(filter(None, scope["path"].split("/")))}
+        return await self.app(scope, receive, send)
+
+
+class KnownHosts:
+    """Middleware that refuses requests whose header `Host` has another name than `names`: `*` for any, `*.NAME`."""
+
+    def __init__(self, app: ASGIApp, names: Sequence[str]) -> None:
+        self.app, self.names = app, [name.lower() for name in names]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] == "http" and "*" not in self.names:
+            given = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+            host = HOST.fullmatch(given.lower())
+            name = host["address"] or host["name"] if host else ""
+            if not any(name == known or (known[:1] == "*" and name.endswith(known[1:])) for known in self.names):
+                text = f"Host: got {shorten(repr(given))}, expected {', '.join(self.names)}; --allowed-hosts adds names"
+                return await PlainTextResponse(text, 400)(scope, receive, send)
         return await self.app(scope, receive, send)
 
 

@@ -50,6 +50,7 @@ UNSUPPORTED |= dict.fromkeys(("system", "instructions", "documents", "options", 
 
 OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens"}  # llama.cpp's
 OTHER_NAMES |= {"max_new_tokens": "max_tokens", "num_predict": "max_tokens"}  # Hugging Face's and Ollama's
+OTHER_NAMES |= {"max_output_tokens": "max_tokens"}  # OpenAI's in its newer API
 OTHER_NAMES |= {"random_seed": "seed", "stop_sequences": "stop"}  # Mistral's and Cohere's
 RANDOM_SEEDS = (-1, 2**32 - 1, 2**64 - 1)  # what clients of llama.cpp send for "random"; the others are the first
 NO_LIMIT = (-1, -2)  # of tokens: llama.cpp's and Ollama's words for "until the context is full"
@@ -344,9 +345,10 @@ def _without_defaults(document: dict, served: Served, chat: bool) -> dict:
 
     Many clients send all their fields, and their users cannot change that.
     """
-    given = {ours: document[name] for name, ours in OTHER_NAMES.items() if name in document}
-    given |= {name: value for name, value in document.items() if name not in OTHER_NAMES}
-    given = {name: value for name, value in given.items() if value is not None}
+    names = OTHER_NAMES if chat else OTHER_NAMES | {"max_completion_tokens": "max_tokens"}
+    asked = {name: value for name, value in document.items() if value is not None}
+    given = {ours: asked[name] for name, ours in names.items() if name in asked}
+    given |= {name: value for name, value in asked.items() if name not in names}
     # JSON has one kind of number: clients in some languages write 100 as 100.0.
     given |= {name: int(v) for name, v in given.items() if isinstance(v, float) and v.is_integer()}
     for name, value in list(given.items()):

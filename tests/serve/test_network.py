@@ -21,7 +21,7 @@ resource = pytest.importorskip("resource")
 from serving import running  # noqa: E402
 
 from nanogka.serve import app  # noqa: E402
-from nanogka.serve.network import AcceptErrors, raise_file_limit  # noqa: E402
+from nanogka.serve.network import AcceptErrors, KnownHosts, raise_file_limit  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,3 +85,36 @@ def test_requests_that_the_server_ends_at_its_shutdown_leave_no_traceback(monkey
     log = capsys.readouterr().err
     assert "timeout graceful shutdown exceeded" in log
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    "host, known",
+    [
+        ("[::1]:8000", True),
+        ("[::1]", True),
+        ("LOCALHOST:80", True),
+        ("localhost.", True),
+        ("a.example.org", True),
+        ("example.org", False),
+        ("a.example.org.evil", False),
+        ("[::2]", False),
+        ("::1", False),
+        ("localhost:80@evil", False),
+        ("[localhost]evil", False),
+        (None, False),
+    ],
+)
+def test_only_requests_for_known_hosts_pass(host, known):
+    sent = []
+
+    async def passed(scope, receive, send):
+        sent.append("passed")
+
+    async def send(message):
+        sent.append(message.get("status") or message["body"].decode())
+
+    hosts = KnownHosts(passed, ["::1", "localhost", "*.example.org"])
+    headers = [] if host is None else [(b"host", host.encode())]
+    asyncio.run(hosts({"type": "http", "headers": headers}, None, send))
+    refused = f"Host: got {host or ''!r}, expected ::1, localhost, *.example.org; --allowed-hosts adds names"
+    assert sent == (["passed"] if known else [400, refused])

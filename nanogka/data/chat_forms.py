@@ -6,7 +6,7 @@
     {"prompt": "…", "completion": "…"}                                     texts, or lists of messages
 
 A `system` (or `system_prompt`) next to any of these is the first message. A reply may say that it is not to be learned:
-with `"weight": 0`, or with false for `train`, `training` or `loss`. Keys that would change what a reply means, and that
+with `"weight": 0`, or with false for `train`, `training`, `loss` or `loss_mask`. Keys that would change what a reply means, and that
 this project cannot obey, are refused. Others, such as `name`, are ignored.
 """
 
@@ -20,11 +20,11 @@ COLUMNS = (
     "completion", "label", "kto_tag", "weight",
 )  # fmt: skip
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant"}
-WEIGHT, TRAIN = "weight", ("train", "training", "loss")  # keys of a reply that say whether it is learned
+WEIGHT, TRAIN = "weight", ("train", "training", "loss", "loss_mask")  # keys of a reply that say whether it is learned
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 NOT_OBEYED = (
     "reasoning_content", "reasoning", "reasoning_details", "thinking", "thought", "channel", "function_call", "prefix",
-    "train_detail", "loss_scale", *MEDIA,
+    "train_detail", "loss_scale", "mask", "masked", *MEDIA,
 )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ OPEN_FILES = 4
 # Types of a column of text. Programs that do not mark text as such write bytes; they are checked when they are read.
 TEXT_TYPES = (
     pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary, pa.types.is_large_binary,
+    pa.types.is_binary_view,
 )  # fmt: skip
 
 

@@ -25,6 +25,9 @@ REVISIONS = {
 }
 
 
+SAVED = ("state.json", "dataset_dict.json")  # of a folder that `save_to_disk` of `datasets` wrote
+
+
 @dataclass(frozen=True)
 class Hub:
     """The hub, or copies of its datasets in the folder `root`: DATASET/CONFIG/SPLIT.parquet or .jsonl."""
@@ -49,6 +52,8 @@ class Hub:
 
         datasets.disable_progress_bars()
         try:
+            if any(Path(dataset, name).is_file() for name in SAVED):
+                return _saved(datasets.load_from_disk(dataset), split, streaming)
             return datasets.load_dataset(*location, **options)
         except Exception as error:  # errors of the network, the hub and a dataset's format have no common type
             why = first_line(error.__cause__ or error)  # the outer one often says only that something failed
@@ -85,3 +90,13 @@ class Hub:
                 where = f"{dataset} {config}, {split}, row {number}"
                 raise ValueError(f"{where}: malformed: {type(error).__name__} {error}") from error
         return items
+
+
+def _saved(loaded: Any, split: str | None, streaming: bool) -> Any:
+    """A split of what `load_from_disk` returned, or all splits; a dataset without splits is `train`."""
+    splits = loaded if isinstance(loaded, dict) else {"train": loaded}
+    if split is None:
+        return splits
+    if split not in splits:
+        raise ValueError(f"it has the splits {', '.join(splits)}, not {split}")
+    return splits[split].to_iterable_dataset() if streaming else splits[split]

@@ -46,9 +46,21 @@ TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
 LINES_SUFFIXES = (".jsonl", ".ndjson")
 TABLE_SUFFIXES = (".csv", ".tsv")
 DELIMITERS = ",;\t|"  # of .csv files, the usual one first; spreadsheets write others in some countries
+SEPARATOR_LINE = re.compile(r"sep=(.)", re.I)  # a first line that spreadsheets write and read
 COMPRESSIONS = (".gz", ".zst")
 # Of encodings that are not UTF-8; the longer ones first, because they begin like others.
 BYTE_ORDER_MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+# The first bytes of files that are no text, and what to do with them.
+FORMATS = {
+    b"\x1f\x8b": "compressed with gzip; its name must end with .gz",
+    b"(\xb5/\xfd": "compressed with zstd; its name must end with .zst",
+    b"BZh": "compressed with bzip2; decompress it",
+    b"\xfd7zXZ": "compressed with xz; decompress it",
+    b"PK\3\4": "a .zip, .docx or .xlsx file; extract its text",
+    b"%PDF": "a PDF; extract its text",
+}
+# Files that describe the data next to them.
+ABOUT = re.compile(r"(readme|licen[cs]e|notice|citation|changelog)\b.*|(dataset_infos?|dataset_dict|state)\.json", re.I)
 EXPECTED = (
     "a .parquet, .jsonl, .json, .txt, .md, .rst, .py, .csv or .tsv file (not .parquet: also .gz, .zst), or a folder of"
     " them"
@@ -69,17 +81,26 @@ def kind_of(file: Path) -> str:
 def find_files(path: Path) -> list[Path]:
     """The parquet files of a folder, if it has none its text files, then its tables, then its .json files.
 
-    Of a folder that has nothing but folders, as the corpora of the hub have, the parquet files in these. Or `path`, if
-    it is one of these files. Raises ValueError if there is none.
+    Of a folder that has only folders, and perhaps a README, as the corpora of the hub have, the parquet files in these.
+    A README alone counts as text if it describes nothing else. Or `path`, if it is one of these files. Raises
+    ValueError if there is none.
     """
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     files = [file for file in files if file.is_file() and not file.name.startswith(".")]
-    shards = [file for file in files or _below(path) if kind_of(file) == ".parquet"]
-    tiers = ((*TEXT_SUFFIXES, *LINES_SUFFIXES), TABLE_SUFFIXES, (".json",))
-    found = shards or next(filter(None, ([f for f in files if kind_of(f) in tier] for tier in tiers)), [])
+    data = [file for file in files if not (path.is_dir() and ABOUT.fullmatch(file.name))]
+    shards = [file for file in data or _below(path) if kind_of(file) == ".parquet"]
+    texts = [file for file in files if kind_of(file) in (*TEXT_SUFFIXES, *LINES_SUFFIXES)]
+    if (data or _folders(path)) and set(texts).isdisjoint(data):  # nothing but a README, of other data
+        texts = []
+    tables, lists = ([file for file in data if kind_of(file) in tier] for tier in (TABLE_SUFFIXES, (".json",)))
+    found = shards or texts or tables or lists
     if not found:
-        raise ValueError(f"data: got {str(path)!r}, expected {EXPECTED}{_remedy(path, files)}")
+        raise ValueError(f"data: got {str(path)!r}, expected {EXPECTED}{_remedy(path, data)}")
     return unique_files(found)
+
+
+def _folders(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
 
 
 def _below(path: Path) -> list[Path]:
@@ -101,8 +122,9 @@ def _remedy(path: Path, files: Sequence[Path]) -> str:
     """Advice if nothing in `path` can be read, from what it is or holds."""
     if path.exists() and not path.is_file() and not path.is_dir():
         return "; it is a pipe or a device: write its content to a file first"
-    folders = sorted(entry.name for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
-    if folders and not files:
+    if any(kind_of(file) == ".arrow" for file in files):
+        return "; `scripts.make_shards --dataset` reads a folder that `datasets` saved"
+    if (folders := _folders(path)) and not files:
         return f"; it has only subfolders, and no .parquet files in them: name one of them ({first_few(folders)})"
     return ""
 
@@ -245,7 +267,10 @@ def _csv(file: Path, column: str) -> Iterator[str | None]:
         lines = _LimitedLines(file, opened)
         try:
             head = _up_to_text(lines)
-            rows = csv.reader(itertools.chain(head, lines), strict=True, delimiter=_delimiter(head, column))
+            delimiter = _delimiter(head, column)
+            if named := SEPARATOR_LINE.fullmatch(head[-1].strip()) if head else None:
+                head, delimiter = _up_to_text(lines), named[1]
+            rows = csv.reader(itertools.chain(head, lines), strict=True, delimiter=delimiter)
             names = [name.strip() for name in next(filter(None, rows), [])]
             if column not in names:
                 has = shorten(", ".join(names)) or "none"
@@ -305,13 +330,20 @@ class _LimitedLines:
 
 
 def _encoding_hint(file: Path) -> str:
-    """Advice on converting a text file that is not UTF-8, from its first bytes."""
+    """Advice on a text file that is not UTF-8, from its first bytes."""
     with _open(file) as opened:
         start = opened.read(64)
-    marked = next((name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)), "")
-    unmarked = ("UTF-16BE" if start[:1] == b"\0" else "UTF-16LE") if b"\0" in start else "LATIN1"
-    encoding = marked or unmarked
-    return f"; if it is {encoding}, convert it with `iconv -f {encoding} -t UTF-8`"
+    # Windows' own encoding has the letters of Latin-1, and quotes and dashes where Latin-1 has control characters.
+    encoding = ("UTF-16BE" if start[:1] == b"\0" else "UTF-16LE") if b"\0" in start else "CP1252"
+    return _hint(start) or f"; if it is {encoding}, convert it with `iconv -f {encoding} -t UTF-8`"
+
+
+def _hint(start: bytes) -> str:
+    """Advice on bytes that are not UTF-8 and begin with a known mark, else an empty string."""
+    for mark, name in BYTE_ORDER_MARKS.items():
+        if start.startswith(mark):
+            return f"; it is {name}, convert it with `iconv -f {name} -t UTF-8`"
+    return next((f"; it is {what}" for mark, what in FORMATS.items() if start.startswith(mark)), "")
 
 
 @contextmanager
@@ -354,11 +386,10 @@ def parse_json_line(data: bytes) -> object:
     try:
         return json.loads(data.decode("utf-8-sig").rstrip("\r\n"))
     except UnicodeDecodeError as error:
-        marks = (name for mark, name in BYTE_ORDER_MARKS.items() if data.startswith(mark))
-        hint = next((f"; it is {name}, convert it with `iconv -f {name} -t UTF-8`" for name in marks), "")
-        raise ValueError(f"not UTF-8 at byte {error.start}{hint}") from None
+        raise ValueError(f"not UTF-8 at byte {error.start}{_hint(data)}") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at column {error.colno}") from None
+        hint = "; a value of several lines belongs in a .json file" if data.strip() in (b"[", b"{") else ""
+        raise ValueError(f"{error.msg} at column {error.colno}{hint}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -366,7 +397,7 @@ def parse_json_line(data: bytes) -> object:
 def json_entries(file: Path) -> Iterator[tuple[str, Any]]:
     """The values in a file of JSON, after their places: the lines of a .jsonl file as bytes, or the elements of a list.
 
-    Many files with an object per line are called .json. Raises ValueError that names the file.
+    Many files with an object per line, or with a single one, are called .json. Raises ValueError that names the file.
     """
     if kind_of(file) in LINES_SUFFIXES or _has_json_lines(file):
         yield from ((f"{file}, line {number}", line) for number, line in json_lines(file))
@@ -377,11 +408,12 @@ def json_entries(file: Path) -> Iterator[tuple[str, Any]]:
         raise ValueError(f"{file}: has more than {MAX_DATA_BYTES:,} bytes; write one object per line, as .jsonl")
     try:
         content = json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: not UTF-8 (byte 0x{error.object[error.start]:02x}){_encoding_hint(file)}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: is not JSON ({first_line(error)})") from None
-    if not isinstance(content, list):
-        raise ValueError(f"{file}: holds {type(content).__name__}, expected a list or one object per line")
-    yield from ((f"{file}, number {number}", value) for number, value in enumerate(content, 1))
+    values = content if isinstance(content, list) else [content]
+    yield from ((f"{file}, number {number}", value) for number, value in enumerate(values, 1))
 
 
 def _has_json_lines(file: Path) -> bool:

@@ -287,7 +287,7 @@ def test_a_form_that_cannot_be_learned_is_refused_in_every_kind_of_file(tmp_path
     pq.write_table(pa.Table.from_pylist([pair]), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="a.parquet has the columns prompt, chosen, rejected: pairs of"):
         file_source(tmp_path / "a.parquet")
-    for text in ("{", '{"messages": []}'):
+    for text in ("{", "[1"):
         (tmp_path / "a.json").write_text(text)
         with pytest.raises(ValueError, match="a.json: "):
             list(file_source(tmp_path / "a.json").train())
@@ -364,8 +364,9 @@ def test_every_known_form_is_read_from_every_kind_of_file(tmp_path, number):
     (tmp_path / "b.json").write_text(json.dumps([value]))
     (tmp_path / "c.json").write_text(f"{json.dumps(value)}\n{json.dumps(value)}\n")  # lines, whatever it is called
     pq.write_table(pa.Table.from_pylist([value]), tmp_path / "d.parquet")
+    (tmp_path / "e.json").write_text(json.dumps(value, indent=1))
     source = file_source(tmp_path)
-    assert [source.convert(entry) for _, entry in source.train()] == [expected] * 5
+    assert [source.convert(entry) for _, entry in source.train()] == [expected] * 6
 
 
 def test_all_damaged_files_of_conversations_are_named(tmp_path):

@@ -128,7 +128,14 @@ def test_a_fault_of_a_conversation_is_named_and_classed(value, kind, text):
 
 @pytest.mark.parametrize(
     "key,off,on",
-    [("weight", 0, 1), ("weight", 0.0, None), ("train", False, True), ("training", False, None), ("loss", False, True)],
+    [
+        ("weight", 0, 1),
+        ("weight", 0.0, None),
+        ("train", False, True),
+        ("training", False, None),
+        ("loss", False, True),
+        ("loss_mask", 0, 1),
+    ],
 )
 def test_a_reply_that_is_not_to_be_learned_is_context(tokenizer, key, off, on):
     talk = messages(("user", "a"), ("assistant", "Fine"), ("user", "b"), ("assistant", "Thank you."))
@@ -170,6 +177,7 @@ def test_a_reply_with_a_call_is_learned_only_if_no_message_of_it_has_the_weight_
         ("images", ["a"]),
         ("video", "a.mp4"),
         ("loss_scale", 0.5),
+        ("masked", True),
         ("weight", 0.5),
         ("weight", "0"),
         ("loss", "no"),

@@ -2,6 +2,7 @@
 
 import json
 
+import datasets
 import pytest
 
 from nanogka.data.hub import REVISIONS, Hub
@@ -27,6 +28,22 @@ def test_a_local_copy_is_read_and_a_missing_one_named(tmp_path, monkeypatch):
     assert list(Hub(tmp_path / "copies").load("cais/mmlu", "all", "test")) == [{"question": "Why?"}]
     with pytest.raises(ValueError, match="copies/openai/gsm8k/main"):
         Hub(tmp_path / "copies").load("openai/gsm8k", "main", "test")
+
+
+def test_a_folder_that_datasets_saved_is_read(tmp_path):
+    train, other = datasets.Dataset.from_dict({"text": ["a", "b"]}), datasets.Dataset.from_dict({"text": ["c"]})
+    train.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": train, "test": other}).save_to_disk(tmp_path / "both")
+    for name in ("one", "both"):
+        for streaming in (False, True):
+            texts = Hub().texts(str(tmp_path / name), "", "train", "text", streaming=streaming, seed=1)
+            assert sorted(texts) == ["a", "b"]
+    assert {split: rows["text"][:] for split, rows in Hub().load(str(tmp_path / "both")).items()} == {
+        "train": ["a", "b"],
+        "test": ["c"],
+    }
+    with pytest.raises(OSError, match="it has the splits train, not test"):
+        Hub().load(str(tmp_path / "one"), split="test")
 
 
 def test_without_a_network_there_is_one_clear_line(monkeypatch):

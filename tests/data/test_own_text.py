@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow
@@ -214,7 +215,7 @@ def test_all_bad_files_are_named_at_once_with_what_to_do(tmp_path):
     with pytest.raises(ValueError) as error:
         open_corpus(tmp_path)
     lines = str(error.value).splitlines()
-    expected = {"key.jsonl": "'text'", "late.md": "NUL", "latin.txt": "LATIN1", "marked.txt": "-f UTF-16 -t",
+    expected = {"key.jsonl": "'text'", "late.md": "NUL", "latin.txt": "CP1252", "marked.txt": "-f UTF-16 -t",
                 "plain16.txt": "-f UTF-16LE -t"}  # fmt: skip
     for line, (name, said) in zip(lines, expected.items()):
         assert line.startswith(f"{tmp_path / name}")
@@ -291,9 +292,10 @@ def test_gzip_with_zeros_behind_its_end_is_read(tmp_path):
     assert list(own_text.documents([tmp_path / "a.txt.gz"])) == ["one\n"]
 
 
-def test_parquet_with_string_views_is_text(tmp_path):
+@pytest.mark.parametrize("kind", ["string_view", "binary_view"])
+def test_parquet_with_views_is_text(tmp_path, kind):
     pytest.importorskip("pyarrow", "21", reason="earlier versions read such files and cannot write them")
-    table = pyarrow.table({"text": pyarrow.array(["one", "two", None], pyarrow.string_view())})
+    table = pyarrow.table({"text": pyarrow.array(["one", "two", None], getattr(pyarrow, kind)())})
     pq.write_table(table, tmp_path / "a.parquet")
     assert list(own_text.documents([tmp_path / "a.parquet"])) == ["one", "two", None]
 
@@ -336,9 +338,12 @@ def test_json_files_are_lists_or_lines_and_null_is_no_text(tmp_path):
     assert list(own_text.documents(own_text.find_files(tmp_path))) == ["one", None, "two"] * 3
     (tmp_path / "d.ndjson").write_text(lines)  # other .json files next to text describe it
     assert list(own_text.documents(own_text.find_files(tmp_path))) == ["one", None, "two"]
+    (tmp_path / "a.json").write_text('{"text": "one"}\n')  # one object per file
+    assert list(own_text.documents([tmp_path / "a.json"])) == ["one"]
     for content, said in (
         ('[{"text": 5}]', ", number 1: expected an object"),
-        ("{}", ": holds dict"),
+        ("{}", ", number 1: expected an object with text"),
+        ('{"text": {"0": "a"}}', ", number 1: expected an object with text"),  # pandas writes columns
         ("[1", ": is not"),
     ):
         (tmp_path / "a.json").write_text(content)
@@ -374,9 +379,9 @@ def test_a_column_of_bytes_is_text_if_it_is_utf8(tmp_path, kind):
         (b'text\n"one\ntwo\n', "line 3: unexpected end of data"),
         (b"body\none\n", "has the columns body in its first line, expected 'text'"),
         (b"", "has the columns none"),
-        (b"text\ncaf\xe9\n", "not UTF-8 .byte 0xe9.; if it is LATIN1"),
-        ("text\none\n".encode("utf-16"), "if it is UTF-16, convert"),
-        ("text\none\n".encode("utf-32"), "if it is UTF-32, convert"),
+        (b"text\ncaf\xe9\n", "not UTF-8 .byte 0xe9.; if it is CP1252"),
+        ("text\none\n".encode("utf-16"), "; it is UTF-16, convert"),
+        ("text\none\n".encode("utf-32"), "; it is UTF-32, convert"),
         (b'text\n"a \\"b\\""\n', "line 2: .*a quote within a quoted field is written twice"),
         (b"text\none\0\n", "holds NUL"),
     ],
@@ -385,3 +390,69 @@ def test_a_fault_of_a_csv_file_is_named(tmp_path, content, said):
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(ValueError, match=f"^{tmp_path / 'a.csv'}.*{said}"):
         list(own_text.documents([tmp_path / "a.csv"]))
+
+
+@pytest.mark.parametrize(
+    "others, used",
+    [
+        ({"data.csv": "text\none\n"}, ["data.csv"]),
+        ({"data.json": '[{"text": "one"}]', "dataset_infos.json": "{}"}, ["data.json"]),
+        ({"notes.md": "one"}, ["README.md", "notes.md"]),
+        ({"LICENSE.txt": "one"}, ["LICENSE.txt", "README.md"]),
+    ],
+)
+def test_a_readme_is_text_only_next_to_text_or_alone(tmp_path, others, used):
+    for name, content in {"README.md": "about", **others}.items():
+        (tmp_path / name).write_text(content)
+    assert [file.name for file in own_text.find_files(tmp_path)] == used
+
+
+def test_a_readme_does_not_hide_the_shards_in_subfolders_and_stands_for_no_other_data(tmp_path):
+    (tmp_path / "README.md").write_text("about\n\n" * 9999)
+    (tmp_path / "data").mkdir()
+    with pytest.raises(ValueError, match=r"only subfolders, .* name one of them \(data\)"):
+        open_corpus(tmp_path)
+    for name in ("train-00000-of-00002.parquet", "train-00001-of-00002.parquet"):
+        pq.write_table(pyarrow.table({"text": [name]}), tmp_path / "data" / name)
+    assert list(open_corpus(tmp_path).documents("train")) == ["train-00000-of-00002.parquet"]
+    (tmp_path / "data.arrow").write_text("")
+    with pytest.raises(ValueError, match="--dataset` reads a folder that `datasets` saved"):
+        open_corpus(tmp_path)
+
+
+def test_shards_of_a_test_split_are_not_trained_on(tmp_path):
+    def corpus(*names):
+        for file in tmp_path.iterdir():
+            file.unlink()
+        for name in names:
+            pq.write_table(pyarrow.table({"text": [name]}), tmp_path / f"{name}.parquet")
+        return list(open_corpus(tmp_path).documents("train"))
+
+    for names in (["test-0-of-1", "train-0-of-1"], ["a_train", "b_test", "c_val"]):
+        with pytest.raises(ValueError, match=r"test[^;]* are not for training by their names.*--dataset"):
+            corpus(*names)
+    assert corpus("train-0-of-2", "train-1-of-2", "validation-0-of-1") == ["train-0-of-2", "train-1-of-2"]
+    assert corpus("test_a", "test_b") == ["test_a"]  # all are of one kind
+    assert corpus("a", "contest", "latest") == ["a", "contest"]
+
+
+@pytest.mark.parametrize(
+    "name, content, said",
+    [
+        ("a.txt", gzip.compress(b"one"), "compressed with gzip; its name must end with .gz"),
+        ("a.txt", b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n", "it is a PDF"),
+        ("a.csv", b"PK\3\4\xff", "a .zip, .docx or .xlsx file"),
+        ("a.jsonl", gzip.compress(b"{}"), "line 1: not UTF-8 at byte 1; it is compressed with gzip"),
+        ("a.jsonl", b'[\n{"text": "one"}\n]', "a value of several lines belongs in a .json file"),
+        ("a.json", '[{"text": "one"}]'.encode("utf-16"), "not UTF-8 (byte 0xff); it is UTF-16, convert it with"),
+    ],
+)
+def test_a_file_that_is_something_else_than_its_name_says_is_named(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{tmp_path / name}.*{re.escape(said)}"):
+        list(own_text.documents([tmp_path / name]))
+
+
+def test_the_line_of_a_spreadsheet_that_names_the_separator_is_no_header(tmp_path):
+    (tmp_path / "a.csv").write_text("sep=!\nid!text\n1!one, two; three\n")
+    assert list(own_text.documents([tmp_path / "a.csv"])) == ["one, two; three"]

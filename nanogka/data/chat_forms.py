@@ -6,8 +6,8 @@
     {"prompt": "…", "completion": "…"}                                     texts, or lists of messages
 
 A `system` (or `system_prompt`) next to any of these is the first message. A reply may say that it is not to be learned:
-with `"weight": 0`, or with false for `train`, `training`, `loss` or `loss_mask`. Keys that would change what a reply means, and that
-this project cannot obey, are refused. Others, such as `name`, are ignored.
+with `"weight": 0`, or with false for `train`, `training`, `loss` or `loss_mask`. Keys that would change what a reply
+means, and that this project cannot obey, are refused. Others, such as `name`, are ignored.
 """
 
 from collections.abc import Collection, Sequence

@@ -64,7 +64,8 @@ def _changed(node: ast.expr) -> ast.expr | None:
         return node.operand
     elif isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
         value = node.value
-        changed.value = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else value * 1.1
+        whole = isinstance(value, int) or value == 0
+        changed.value = not value if isinstance(value, bool) else value + 1 if whole else value * 1.1
     else:
         return None
     return changed

@@ -29,12 +29,13 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from draw import Drawn, draw, nearest_tests
+from reach import CallLog, Reach
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("nanogka", "scripts", "tasks", "tests", "docs", "pyproject.toml", "speedrun.sh")
@@ -95,8 +96,9 @@ def read_mutants(path: Path = ROOT / "tests" / "faults.txt") -> list[Mutant]:
 class Outcomes:
     """A pytest plugin that writes each outcome to a file: of a failed test, the classes of its exception."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, stops: bool) -> None:
         self.path, self.of, self.raised = path, {}, "failed"
+        self.stops = stops  # at the first assertion that fails, and not at other failures
 
     def _write(self, test: str, outcome: str) -> None:
         self.of[test] = outcome
@@ -106,17 +108,25 @@ class Outcomes:
         if report.outcome == "skipped":  # a whole file, for a package that is not installed
             self._write(report.nodeid, report.outcome)
 
-    def pytest_runtest_makereport(self, call) -> None:
+    def pytest_runtest_makereport(self, item, call) -> None:
         if call.excinfo:
-            self.raised = " ".join(kind.__name__ for kind in call.excinfo.type.__mro__)
+            names = [kind.__name__ for kind in call.excinfo.type.__mro__]
+            self.raised = " ".join(names)
+            if self.stops and {*ASSERTIONS} & {*names}:
+                item.session.shouldfail = "an assertion failed"
 
     def pytest_runtest_logreport(self, report) -> None:
         if report.when == "call" or report.outcome != "passed":
             self._write(report.nodeid, self.raised if report.outcome == "failed" else report.outcome)
 
 
-def run_pytest(root: Path, tests: list[str], log: Path, *options: str) -> tuple[int, dict[str, str]]:
-    """Return pytest's exit code for `tests` in the tree `root`, in a forked process, and the outcome of each test."""
+def run_pytest(
+    root: Path, tests: list[str], log: Path, *options: str, plugins: Callable[[], list] = list, stops: bool = False
+) -> tuple[int, dict[str, str]]:
+    """Return pytest's exit code for `tests` in the tree `root`, in a forked process, and the outcome of each test.
+
+    With `stops` the tests end at the first assertion that fails.
+    """
     outcomes = log.with_suffix(".json")
     outcomes.write_text("{}")
     child = os.fork()
@@ -136,7 +146,7 @@ def run_pytest(root: Path, tests: list[str], log: Path, *options: str) -> tuple[
             import pytest
 
             words = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", *options, *tests]
-            code = int(pytest.main(words, plugins=[Outcomes(outcomes)]))
+            code = int(pytest.main(words, plugins=[Outcomes(outcomes, stops), *plugins()]))
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -225,26 +235,43 @@ def judge(chosen: list[Mutant], root: Path, log: Path) -> tuple[list[str], int]:
     return problems, skipped
 
 
-def judge_sample(drawn: list[Drawn], root: Path, log: Path) -> dict[str, Counter]:
-    """Print what the nearest tests say of every drawn mutant; returns the number of each verdict by package."""
-    mutants, counts = read_mutants(), {}
-    unmutated: dict[str, bool] = {}  # of a test that caught a mutant: whether it passes without one
-    for number, mutant in enumerate(drawn, 1):
-        known = [m.test.partition("::")[0] for m in mutants if m.file == mutant.file]
-        tests = nearest_tests(root, mutant.file, known)
-        original = mutant.apply(root)
-        code, outcomes = run_pytest(root, tests, log, "-x", "-m", "not slow")
-        (root / mutant.file).write_text(original, encoding="utf-8")
-        said = verdict(code, outcomes)
-        if said == "caught":
-            catcher = next(test for test, outcome in outcomes.items() if outcome not in ("passed", "skipped"))
-            if catcher not in unmutated:
-                unmutated[catcher] = run_pytest(root, [catcher], log)[0] == 0
-            said = said if unmutated[catcher] else f"not judged ({catcher} fails without a mutant)"
+def watch(root: Path, tests: set[str], files: set[str], log: Path) -> Reach:
+    """Run the quick `tests` without a mutant, folder by folder, and note which functions of `files` each one calls."""
+    of_tests = {}
+    for folder in sorted({str(Path(test).parent) for test in tests}):
+        calls = log.with_suffix(".calls")
+        calls.write_text("{}")
+        own = sorted(test for test in tests if str(Path(test).parent) == folder)
+        code, _ = run_pytest(root, own, log, "-m", "not slow", plugins=lambda: [CallLog(root, files, calls)])
+        found = json.loads(calls.read_text())
+        seconds = sum(seconds for seconds, _ in found.values())
+        print(f"{folder}: {len(found)} tests pass in {seconds:.0f} s, pytest's exit code {code}", flush=True)
+        of_tests |= found
+    return Reach(of_tests)
+
+
+def judge_sample(drawn: list[Drawn], first: int, root: Path, log: Path) -> dict[str, Counter]:
+    """Print what the nearest tests say of drawn mutants, the first of which is number `first`.
+
+    Returns the number of each verdict by package.
+    """
+    reviewed, counts = read_mutants(), {}
+    near = {
+        file: nearest_tests(root, file, [m.test.partition("::")[0] for m in reviewed if m.file == file])
+        for file in {mutant.file for mutant in drawn}
+    }
+    reach = watch(root, {test for tests in near.values() for test in tests}, set(near), log)
+    for number, mutant in enumerate(drawn, first):
+        tests, outcomes, said = reach.of(root, mutant.file, mutant.line, near[mutant.file]), {}, "survived"
+        if tests:
+            original = mutant.apply(root)
+            code, outcomes = run_pytest(root, tests, log, "--maxfail", "5", stops=True)
+            (root / mutant.file).write_text(original, encoding="utf-8")
+            said = verdict(code, outcomes)
         counts.setdefault(mutant.package, Counter())[said.partition(" (")[0]] += 1
-        print(f"{number}/{len(drawn)} {said}  {mutant.file}:{mutant.line}: {mutant.old!r} → {mutant.new!r}", flush=True)
-        if said == "survived":
-            print(f"    {' '.join(tests)}", flush=True)
+        print(f"{number} {said}  {mutant.file}:{mutant.line}: {mutant.old!r} → {mutant.new!r}", flush=True)
+        failed = [test for test, outcome in outcomes.items() if outcome not in ("passed", "skipped")]
+        print(f"    {failed[-1] if failed else f'{len(tests)} tests of {len(near[mutant.file])} files'}", flush=True)
     return counts
 
 
@@ -272,13 +299,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--most", type=int, help="at most this number of them, the same ones on every call")
     parser.add_argument("--sample", type=int, help="this many mutants drawn at random, and not the reviewed ones")
     parser.add_argument("--seed", type=int, default=0, help="of --sample (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=1, help="of --sample, begin with this one (default: %(default)s)")
     options = parser.parse_args(argv)
     if options.sample is not None:
         prepare_forks()
         with tempfile.TemporaryDirectory(prefix="mutants") as folder:
             root = Path(folder) / "tree"
             copy_tree(root)
-            counts = judge_sample(draw(root, options.sample, options.seed, options.match), root, Path(folder) / "log")
+            drawn = draw(root, options.sample, options.seed, options.match)[options.first - 1 :]
+            counts = judge_sample(drawn, options.first, root, Path(folder) / "log")
         sys.path.insert(0, str(ROOT))
         print(describe_rates(counts))
         return 0

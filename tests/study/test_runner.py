@@ -1,7 +1,10 @@
 """The runner without its processes: what is recorded and what is tried again."""
 
 import json
+import os
+import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -83,6 +86,48 @@ def test_each_job_is_trained_measured_and_never_repeated(study, tmp_path, capsys
     assert (code, trained) == (0, [(last["family"], last["seed"])])
     assert f"{results}: skipped line 4" in capsys.readouterr().err
     assert len(read_results(results)) == 4
+
+
+def test_the_plan_has_a_row_per_job_and_the_flops_that_are_left(grid, tmp_path):
+    sizes = {"small": SIZES["small"] | {"lr_scale": [0.3, 1]}}
+    tried = grid_with(tmp_path / "grid.yaml", data=grid.data, sizes=sizes, families={"gka": FAMILIES["gaussian"]})
+    study = Study(tried, tmp_path / "results.jsonl", workers=3)
+    study.results.add(row(tried.job("gka", "small", 1, 0.3), 2.0) | study.results.protocol)
+    heading, *lines, total = study.describe().splitlines()
+    cells = [re.split(r" {2,}", line.strip()) for line in lines if "gka" in line]
+    assert [line[-9:-4] for line in cells] == [
+        ["gka", "small", "1", "0.3", "done"],
+        ["gka", "small", "1", "1", "to do"],
+        ["gka", "small", "2", "?", "when a rate is chosen"],
+    ]
+    assert [len(line) for line in cells] == [10, 10, 9]  # a job without its rate has no id
+    for line in cells:
+        per_token, steps, flops = (float(text.replace(",", "")) for text in line[-3:])
+        assert flops == pytest.approx(128 * steps * per_token, rel=1e-4)
+        assert flops == pytest.approx(1e9, rel=0.1)
+    left = re.fullmatch("3 jobs, 1 done; (.*) FLOPs to do, 3 at a time", total)[1]
+    assert float(left) == pytest.approx(2 * float(cells[1][-1]), rel=1e-4)
+
+
+def test_jobs_share_out_the_processors_and_take_the_gpus_in_turn(grid, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "visible_gpus", lambda count: ["3", "7"])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(11)), raising=False)
+    environments = []
+
+    def start(words, env, **streams):
+        environments.append((env.get("CUDA_VISIBLE_DEVICES"), env["OMP_NUM_THREADS"], env["NANOGKA_BASE_DIR"]))
+        return Mock(wait=lambda: 5)
+
+    monkeypatch.setattr(runner.subprocess, "Popen", start)
+    study = Study(grid, tmp_path / "results.jsonl")
+    (study.folder / "logs").mkdir(parents=True)
+    codes = [study._call(grid.job("gaussian", "small", 1), slot, ["scripts.base_train"]) for slot in (0, 1, 2)]
+    assert codes == [5, 5, 5]
+    assert environments == [(gpu, "5", str(study.folder)) for gpu in ("3", "7", "3")]
+    assert (study.workers, Study(grid, tmp_path / "results.jsonl", workers=20).threads) == (2, 1)
+    grid.settings["device"] = "cpu"
+    on_cpu = Study(grid, tmp_path / "results.jsonl")
+    assert (on_cpu.gpus, on_cpu.workers, on_cpu.threads) == ([], 11, 1)
 
 
 def test_a_family_whose_mixer_declares_wrong_flops_is_refused_before_anything_is_trained(study, monkeypatch):

@@ -82,7 +82,7 @@ def test_the_first_try_is_the_largest_that_the_estimate_allows_on_80_gb(depth, a
     assert largest_batch(plan, 10**9).rows == 1
 
 
-def test_a_try_on_a_gpu_leaves_neither_its_blocks_nor_its_peak(monkeypatch):
+def test_a_try_on_a_gpu_leaves_neither_its_blocks_nor_its_peak(monkeypatch, capsys):
     """A GPU that allocates nothing: the calls that keep a failed try out of the next one and of the metrics."""
     calls, tries = [], iter([torch.OutOfMemoryError("CUDA out of memory"), None])
 
@@ -98,6 +98,19 @@ def test_a_try_on_a_gpu_leaves_neither_its_blocks_nor_its_peak(monkeypatch):
     batch = autobatch.fit_batch(None, optimizer, MicroBatch(4, 4, 8), torch.device("cuda"), Ranks())
     assert batch.rows == 2
     assert calls == ["try", "empty_cache", "try", "empty_cache", "reset_peak_memory_stats"]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == "4 rows per device do not fit its memory: continuing with 2 (× 2 micro-batches)"
+
+
+def test_the_main_rank_alone_says_how_long_the_compilation_took_if_it_is_asked_to(monkeypatch, capsys):
+    monkeypatch.setattr(autobatch, "try_batch", lambda *of: None)
+    monkeypatch.setattr(autobatch.time, "perf_counter", iter([10.0, 82.0, 10.0, 10.0]).__next__)
+    monkeypatch.setattr(Ranks, "any", lambda ranks, flags, device: flags)
+    optimizer, cpu = SimpleNamespace(zero_grad=lambda: None), torch.device("cpu")
+    autobatch.fit_batch(None, optimizer, MicroBatch(4, 4, 8), cpu, Ranks(), say_time=True)
+    assert capsys.readouterr().out == "compiled and tried a batch in 1m12s\n"
+    autobatch.fit_batch(None, optimizer, MicroBatch(4, 4, 8), cpu, Ranks(1, 1, 2), say_time=True)
+    assert capsys.readouterr().out == ""
 
 
 def test_training_uses_the_graph_that_the_try_has_compiled():

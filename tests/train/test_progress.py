@@ -6,7 +6,7 @@ import pytest
 
 from nanogka.common.formatting import duration
 from nanogka.train import progress
-from nanogka.train.progress import Progress, evaluations_left
+from nanogka.train.progress import Progress, describe_numbers, evaluations_left
 
 NONE = {"tokens": 0, "flops": 0}
 
@@ -52,6 +52,25 @@ def test_the_time_left_is_that_of_the_steps_and_the_evaluations_to_come(clock, c
     step = int(last.split()[1].partition("/")[0])
     assert step > 250
     assert last.endswith(f"ETA {duration((1000 - step) * 2 + 3 * 60 + 30)}")
+
+
+def test_a_resumed_run_counts_its_own_steps_and_says_how_long_it_waits_for_data(clock, capsys):
+    progress = Progress(1000, 400, {"tokens": 8000, "flops": 3e12}, peak_flops=0)
+    for step, seconds, waited in ((401, 9.0, 0.05), (402, 2.0, 0.5), (403, 3.0, 0.25)):
+        clock[0] += 20
+        line = values(seconds, 8000 + 18 * (step - 400), 3e12 + 27e9 * (step - 400))
+        line |= {"data_wait": waited, "peak_memory": 2.34e9}
+        progress.update(step, line | {"smooth_loss": 1.2344})
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert first == f"step 401/1000  loss 1.234  2 tok/s  3GFLOP/s  2.3 GB  ETA {duration(599 * 9)}"
+    assert second.endswith(f"  2.3 GB  data wait 25%  ETA {duration(598 * 2)}")
+    assert third.endswith(f"  2.3 GB  data wait 8%  ETA {duration(597 * 2.5)}")
+
+
+def test_the_numbers_of_an_evaluation_have_their_standard_errors():
+    found = {"val_bpb": 1.23456, "val_bpb_se": 0.0321, "rows": 7, "val_documents": [1.0], "val_tokens": 65_491}
+    assert describe_numbers(found) == ["val_bpb 1.2346 ± 0.0321 SE", "rows 7 (65,491 tokens)"]
+    assert describe_numbers({"val_tokens": 5}) == []
 
 
 @pytest.mark.parametrize("every,total", [(0, 7), (1, 7), (3, 7), (7, 7), (50, 7)])

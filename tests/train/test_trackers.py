@@ -3,7 +3,7 @@
 import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 from training import train
@@ -21,16 +21,20 @@ def test_a_resumed_run_keeps_its_id_and_a_new_run_gets_another(tracker, base, fl
     assert train(*words, "--resume", "auto") == 0
     assert train(*words, "--overwrite") == 0
     name = "id" if tracker == "wandb" else "name"
-    first, resumed, second = (call.kwargs for call in fake.init.call_args_list)
+    first, resumed, second = (one.kwargs for one in fake.init.call_args_list)
     assert first[name] == resumed[name] != second[name]
     assert first["config"]["settings"]["num_iterations"] == 12
     assert fake.finish.call_count == 3
+    # wandb's own count of steps cannot go back to a checkpoint. Trackio has no such call.
+    assert fake.define_metric.call_args_list == [call("*", step_metric="step")] * (3 if tracker == "wandb" else 0)
     logged = [line for line in read_metrics(base / "runs" / "a" / "metrics.jsonl") if line["kind"] == "train"]
-    sent = [call.args[0] for call in fake.log.call_args_list if "train/loss" in call.args[0]][-12:]
+    sent = [one.args[0] for one in fake.log.call_args_list if "train/loss" in one.args[0]][-12:]
     assert [(line["step"], line["loss"]) for line in logged] == [(v["step"], v["train/loss"]) for v in sent]
 
 
-def test_tensorboard_writes_into_the_runs_folder(base, flags, monkeypatch):
+def test_tensorboard_writes_into_the_runs_folder_and_hides_what_is_trained_again(
+    base, flags, interrupted, monkeypatch
+):
     scalars = []
 
     @contextmanager
@@ -38,9 +42,14 @@ def test_tensorboard_writes_into_the_runs_folder(base, flags, monkeypatch):
         yield SimpleNamespace(add_scalar=lambda name, value, step: scalars.append((folder, purge_step, name, step)))
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=open_writer))
-    assert train(*flags, "--run", "a", "--tracker", "tensorboard") == 0
-    assert {(folder, purge) for folder, purge, _, _ in scalars} == {(base / "runs" / "a" / "tensorboard", 0)}
-    assert [step for *_, name, step in scalars if name == "eval/val_bpb"] == [0, 5, 10, 12]
+    words = [*flags, "--run", "a", "--save-every", "4", "--tracker", "tensorboard"]
+    interrupted(7, *words)
+    stopped = len(scalars)
+    assert train(*words, "--resume", "auto") == 0
+    assert {scalar[:2] for scalar in scalars[:stopped]} == {(base / "runs" / "a" / "tensorboard", 0)}
+    assert {scalar[:2] for scalar in scalars[stopped:]} == {(base / "runs" / "a" / "tensorboard", 5)}  # after step 4
+    steps = [[step for *_, name, step in part if name == "eval/val_bpb"] for part in (scalars[:stopped], scalars[stopped:])]
+    assert steps == [[0, 5], [5, 10, 12]]
 
 
 def test_a_missing_package_is_named_before_anything_is_trained(base, flags, monkeypatch, capsys):

@@ -1,0 +1,102 @@
+"""README's and the study's main tables against the lines of results, by sums of our own."""
+
+import json
+import re
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+T = {3: 4.303, 4: 3.182}  # 97.5 % quantile of Student's t by seeds
+MAIN = {"small": "flops", "depth2": "one"}  # size at which both families spent equal FLOPs
+OTHERS = {"FLOPs": "", "tokens": "tokens", "tokens per parameter": "own", "own horizon": "own"}
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """(study, family, size): the rows by seed, at the rate that is best for seed 1."""
+    found = {}
+    for study in MAIN:
+        by_rate = {}
+        for line in (DOCS / "research" / f"{study}.jsonl").read_text("utf-8").splitlines():
+            row = json.loads(line)
+            rates = by_rate.setdefault((study, row["family"], row["size"]), {})
+            rates.setdefault(row["settings"]["lr_scale"], {})[row["seed"]] = row
+        for place, rates in by_rate.items():
+            found[place] = min((rows for rows in rates.values() if 1 in rows), key=lambda rows: rows[1]["val_bpb"])
+    return found
+
+
+def compare(runs, study, axis):
+    """The pairs of rows, successor first, of a comparison that a table names."""
+    ours = runs[study, "successor", MAIN[study]]
+    theirs = runs[study, "shift", OTHERS[axis] or MAIN[study]]
+    return [(ours[seed], theirs[seed]) for seed in sorted({*ours} & {*theirs})]
+
+
+def ratios(study, pairs):
+    """Tokens per parameter of matrices and lm_head, of both. Two layers of width 128; attention has three more 128²."""
+    vocabulary = {"small": 1024, "depth2": 4096}[study]
+    return [row["tokens"] / (128 * (2 * squares * 128 + vocabulary)) for row, squares in zip(pairs[0], (9, 12))]
+
+
+def difference(pairs, loss):
+    """Mean and half interval of a loss."""
+    values = [one[loss] - other[loss] for one, other in pairs]
+    return mean(values), T[len(values)] * stdev(values) / len(values) ** 0.5
+
+
+def numbers(text):
+    return [float(part) for part in re.findall(r"[-+]?\d+\.?\d*", text.replace("−", "-").replace("*", ""))]
+
+
+def assert_printed(text, values):
+    """`text` has these numbers, each rounded to the decimals that it shows."""
+    shown = [part.partition(".")[2] for part in re.findall(r"\d+\.?\d*", text)]
+    assert numbers(text) == [round(value, len(decimals)) for value, decimals in zip(values, shown, strict=True)], text
+
+
+def table(path, heading):
+    lines = path.read_text("utf-8").split(heading, 1)[1].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[: lines.index("")]]
+    return [row for row in rows if "H100 time" not in row[0]]
+
+
+def axis_of(text):
+    return text.partition("equal ")[2].partition(" (")[0] or "own horizon"
+
+
+def test_readmes_table_follows_from_the_results(runs):
+    rows = table(DOCS.parent / "README.md", "| bits per byte, lower is better |")
+    assert len(rows) == 6
+    for about, tokens, seeds, ours, theirs, gap in rows:
+        study = {"0.7": "small", "1.9": "depth2"}[about[:3]]
+        pairs = compare(runs, study, axis_of(about))
+        assert int(seeds) == len(pairs), about
+        assert_printed(tokens, ratios(study, pairs))
+        assert_printed(ours, [mean(one["val_bpb"] for one, _ in pairs)])
+        assert_printed(theirs, [mean(other["val_bpb"] for _, other in pairs)])
+        assert_printed(gap, difference(pairs, "val_bpb"))
+    text = " ".join((DOCS.parent / "README.md").read_text("utf-8").split())
+    flops = re.search("attention spends (.*?) and (.*?) times the FLOPs", text).groups()
+    for study, shown in zip(MAIN, flops):
+        one, other = compare(runs, study, "own horizon")[0]
+        assert_printed(shown, [other["flops"] / one["flops"]])
+    leads = [difference(compare(runs, study, "FLOPs"), "val_bpb")[0] for study in MAIN]
+    assert "With 1.9 M parameters the lead is a fifth." in text
+    assert leads[1] / leads[0] == pytest.approx(1 / 5, abs=0.02)
+
+
+def test_the_studys_main_table_follows_from_the_results(runs):
+    rows = table(DOCS / "research" / "study.md", "| `successor` minus attention with the same additions |")
+    assert len(rows) == 6
+    for about, parameters, tokens, seeds, first, second in rows:
+        study = {"0.7 M": "small", "1.9 M": "depth2"}[parameters]
+        pairs = compare(runs, study, axis_of(about))
+        assert int(seeds) == len(pairs), about
+        assert_printed(tokens, ratios(study, pairs))
+        assert_printed(first, difference(pairs, "val_bpb"))
+        assert_printed(second, difference(pairs, "confirm_bpb"))
+        if more := re.search(r"(?:gets |\()([\d.]+) times the FLOPs", about):
+            assert_printed(more[1], [pairs[0][1]["flops"] / pairs[0][0]["flops"]])

@@ -5,7 +5,8 @@
     python tests/mutate.py --match optimizer    those whose file or test matches a regular expression
     python tests/mutate.py --most 20            a fixed sample of at most 20 of the chosen ones
     python tests/mutate.py --sample 30 --seed 1 [--match attention]
-                                                30 mutants that are drawn at random, against the nearest tests
+                                                30 mutants that are drawn at random, against those of the nearest
+                                                tests that call the function
 
 The faults are in tests/faults.txt. A mutant is caught if its test fails by an assertion, `pytest.fail` or a missing
 exception, or with the exception that its heading declares. It survives if its test passes: then the test does not see
@@ -32,6 +33,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from draw import Drawn, draw, nearest_tests
@@ -121,11 +123,11 @@ class Outcomes:
 
 
 def run_pytest(
-    root: Path, tests: list[str], log: Path, *options: str, plugins: Callable[[], list] = list, stops: bool = False
+    root: Path, tests: list[str], log: Path, *options: str, plugin: Callable[[], object] = object, stops: bool = False
 ) -> tuple[int, dict[str, str]]:
     """Return pytest's exit code for `tests` in the tree `root`, in a forked process, and the outcome of each test.
 
-    With `stops` the tests end at the first assertion that fails.
+    With `stops` the tests end at the first assertion that fails. The process makes the `plugin`.
     """
     outcomes = log.with_suffix(".json")
     outcomes.write_text("{}")
@@ -146,7 +148,7 @@ def run_pytest(
             import pytest
 
             words = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", *options, *tests]
-            code = int(pytest.main(words, plugins=[Outcomes(outcomes, stops), *plugins()]))
+            code = int(pytest.main(words, plugins=[Outcomes(outcomes, stops), plugin()]))
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -242,7 +244,7 @@ def watch(root: Path, tests: set[str], files: set[str], log: Path) -> Reach:
         calls = log.with_suffix(".calls")
         calls.write_text("{}")
         own = sorted(test for test in tests if str(Path(test).parent) == folder)
-        code, _ = run_pytest(root, own, log, "-m", "not slow", plugins=lambda: [CallLog(root, files, calls)])
+        code, _ = run_pytest(root, own, log, "-m", "not slow", plugin=partial(CallLog, root, files, calls))
         found = json.loads(calls.read_text())
         seconds = sum(seconds for seconds, _ in found.values())
         print(f"{folder}: {len(found)} tests pass in {seconds:.0f} s, pytest's exit code {code}", flush=True)

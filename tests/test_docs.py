@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanogka.model import GPT, GPTConfig
+from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.model.spec import MIXERS, register_mixer
 
 ROOT = Path(__file__).parents[1]
@@ -115,3 +115,19 @@ def test_the_example_of_a_mixer_trains_decodes_and_has_its_option(monkeypatch):
         assert (outputs["content"] - outputs["gaussian"]).abs().max() > 1e-3
     finally:
         MIXERS.pop("content", None)
+
+
+def test_readmes_numbers_of_the_small_models_are_those_of_the_results():
+    readme, results = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/RESULTS.md"))
+    scores = dict(re.findall(r"^\| (\w+) \| ([\d.]+ to [\d.]+) \|", results, re.MULTILINE))
+    ends = {skill: [float(end) for end in text.split(" to ")] for skill, text in scores.items()}
+    refused = ends.pop("near_misses")
+    promised = [end for skill, both in ends.items() if skill != "limits" for end in both]
+    assert len(promised) == 16
+    text = " ".join(readme.split())
+    assert f"{min(promised):.0f} to {max(promised):.0f} % of held-out questions are right" in text
+    assert f"{refused[0]:.0f} to {refused[1]:.0f} % of those that resemble its skills" in text
+    shape = {"sequence_len": 512, "vocab_size": 1024}
+    sizes = [model_costs(GPTConfig.from_depth(3, name, **shape)).total_parameters for name in ("successor", "gaussian")]
+    assert f"| parameters | {sizes[0]:,} | {sizes[1]:,} |" in results
+    assert f"({sizes[0] / 1e6:.0f} M parameters" in text

@@ -31,7 +31,7 @@ def summary_of(path, families=FAMILIES, **changes):
     grid = grid_with(path / "grid.yaml", sizes=SIZES, families=families, **changes)
     rows = []
     for name, family in grid.families.items():
-        for size, seed in ((size, seed) for size in family.sizes for seed in grid.sizes[size].seeds):
+        for size, seed in ((at, seed) for at in family.sizes for seed in grid.sizes[at].seeds):
             times = 2 if name == "gka" else 1
             flops = SIZES[size]["budget"] * (1 + seed / 100)
             facts = {"tokens": TOKENS[size] * times, "flops": flops, "parameters": 1_240_000}
@@ -57,6 +57,10 @@ def points(axes, marker):
 def test_the_headline_is_the_grids_or_names_the_best_family_of_the_largest_budget(tmp_path):
     assert report.headline(summary_of(tmp_path)) == "b: “gka” has the lowest bits per byte, 0.275 below “dot product”"
     assert report.headline(summary_of(tmp_path, title="Ours")) == "Ours"
+    three = summary_of(tmp_path)  # families, of which the next best counts
+    three.sound = three.sound[three.sound["size"] == "a"]
+    assert report.headline(three).startswith("a: “gka” has the lowest bits per byte, 0.23")
+    assert report.headline(three).endswith(" below “dot product”")
     alone = {"gka": {"flags": {"attention": "gaussian"}, "sizes": ["a", "d"]}}
     assert report.headline(summary_of(tmp_path, alone)) == "d: “gka” has the lowest bits per byte"
 
@@ -68,6 +72,7 @@ def test_a_size_has_a_row_per_family_a_dot_per_seed_and_a_mark_at_the_mean_of_se
     assert [text.get_text() for text in a.get_yticklabels()] == ["gka", "dot product", "mixed"]
     assert (a.get_ylim(), d.get_ylim()) == ((2.5, -0.5), (0.5, -0.5))
     np.testing.assert_allclose(points(b, "o"), [[2.5, 2.75, 2.4, 0, 0, 0], [2.8, 2.925, 2.75, 1, 1, 1]])
+    np.testing.assert_allclose(points(b, "|"), [[2.55, 0], [2.825, 1]])
     np.testing.assert_allclose(points(a, "|"), [[3.325, 0], [3.5625, 1], [3.9625, 2]])
     assert (points(d, "o"), points(d, "|")) == ([[pytest.approx(2.9), 0]], [])
 

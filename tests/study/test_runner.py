@@ -105,8 +105,8 @@ def test_the_plan_has_a_row_per_job_and_the_flops_that_are_left(grid, tmp_path):
         per_token, steps, flops = (float(text.replace(",", "")) for text in line[-3:])
         assert flops == pytest.approx(128 * steps * per_token, rel=1e-4)
         assert flops == pytest.approx(1e9, rel=0.1)
-    left = re.fullmatch("3 jobs, 1 done; (.*) FLOPs to do, 3 at a time", total)[1]
-    assert float(left) == pytest.approx(2 * float(cells[1][-1]), rel=1e-4)
+    assert re.sub(r"\S+ FLOPs", "… FLOPs", total) == "3 jobs, 1 done; … FLOPs to do, 3 at a time"
+    assert float(total.split()[4]) == pytest.approx(2 * float(cells[1][-1]), rel=1e-4)
 
 
 def test_jobs_share_out_the_processors_and_take_the_gpus_in_turn(grid, tmp_path, monkeypatch):

@@ -10,8 +10,9 @@ import torch
 
 from nanogka.bench.gpu_costs import Counted, plan_on_gpus
 from nanogka.bench.published import TOLERANCE, comparison, published_runs
+from nanogka.common.formatting import scientific
 from nanogka.common.runtime import GPUS, Hardware, find_gpu
-from nanogka.model import GPTConfig
+from nanogka.model import GPTConfig, model_costs
 from nanogka.train import costs
 from nanogka.train.estimate import attention_flops, checkpoint_bytes, estimate_time, held_bytes, moved_bytes, step_time
 from scripts import plan_gpu
@@ -154,7 +155,10 @@ def test_times_and_prices_of_the_documents_follow_from_the_counts(mixer):
     names = {"gaussian": "GKA (`gaussian`)", "successor": "`successor`", "dot_product": "attention (`dot_product`)"}
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (line,) = [line for line in readme.splitlines() if line.startswith(f"| {names[mixer]} | ") and "e9" in line]
-    assert line.split("|")[-2].strip() == minutes.replace("min", "minutes")
+    cells = [cell.strip() for cell in line.split("|")[2:-1]]
+    costs = model_costs(config)
+    per_token, flops = scientific(costs.flops_per_token), scientific(plan.budget.flops)
+    assert cells == [f"{costs.total_parameters:,}", per_token, flops, minutes.replace("min", "minutes")]
 
 
 def test_plan_gpu_prints_price_and_memory_of_all_gpus(capsys, monkeypatch, tmp_path):

@@ -32,9 +32,7 @@ def test_a_resumed_run_keeps_its_id_and_a_new_run_gets_another(tracker, base, fl
     assert [(line["step"], line["loss"]) for line in logged] == [(v["step"], v["train/loss"]) for v in sent]
 
 
-def test_tensorboard_writes_into_the_runs_folder_and_hides_what_is_trained_again(
-    base, flags, interrupted, monkeypatch
-):
+def test_tensorboard_writes_into_the_runs_folder_and_hides_what_is_trained_again(base, flags, interrupted, monkeypatch):
     scalars = []
 
     @contextmanager
@@ -46,10 +44,10 @@ def test_tensorboard_writes_into_the_runs_folder_and_hides_what_is_trained_again
     interrupted(7, *words)
     stopped = len(scalars)
     assert train(*words, "--resume", "auto") == 0
-    assert {scalar[:2] for scalar in scalars[:stopped]} == {(base / "runs" / "a" / "tensorboard", 0)}
-    assert {scalar[:2] for scalar in scalars[stopped:]} == {(base / "runs" / "a" / "tensorboard", 5)}  # after step 4
-    steps = [[step for *_, name, step in part if name == "eval/val_bpb"] for part in (scalars[:stopped], scalars[stopped:])]
-    assert steps == [[0, 5], [5, 10, 12]]
+    # The checkpoint to resume from is that of step 4.
+    for part, purge, steps in ((scalars[:stopped], 0, [0, 5]), (scalars[stopped:], 5, [5, 10, 12])):
+        assert {scalar[:2] for scalar in part} == {(base / "runs" / "a" / "tensorboard", purge)}
+        assert [step for *_, name, step in part if name == "eval/val_bpb"] == steps
 
 
 def test_a_missing_package_is_named_before_anything_is_trained(base, flags, monkeypatch, capsys):

@@ -30,8 +30,10 @@
 #                                       --allow-torch, also reach scripts.chat_sft
 #   GPUS                                number of GPUs to use (default: all; 0: the small run)
 #   STAGE                               prepare, train or after: only the steps before, on or after the GPUs
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # for `sh speedrun.sh`
 set -euo pipefail
 set -f # TRAIN_FLAGS is split into words, and a * in it is not a file name
+unset CDPATH # with it, cd may find another folder
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/scripts/steps.sh" # checks the variables, sets up, and defines how a step is run: step, late, behind, train
 

@@ -7,7 +7,9 @@
 # PYTHON=python3.12         the interpreter to use (default: the first of python3, python3.13 … python3.10 that fits)
 # TORCH_BACKEND=cpu|auto    the torch build to install on Linux (default: auto with an NVIDIA GPU, else cpu);
 #                           cu126, cu130 and so on install the build for that CUDA version
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # for `sh scripts/setup.sh`
 set -euo pipefail
+unset CDPATH # with it, cd may find another folder
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 case "$*" in "") dev=0 ;; --dev) dev=1 ;; *) echo "setup: got '$*', expected nothing or --dev" >&2; exit 2 ;; esac
@@ -49,9 +51,11 @@ fi
 
 say "installing into .venv with $("$python" --version) (once; later calls skip this)"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
+# `uv venv`, and Debian's Python until python3-venv is installed, leave an environment without pip.
+.venv/bin/python -c 'import pip' 2>/dev/null || .venv/bin/python -m ensurepip >/dev/null
 # uv installs in parallel, in a tenth of pip's processor time; pip is for places where only pip has an index. An image
-# may set PIP_CONSTRAINT to its own versions.
-pip() { PIP_CONSTRAINT='' .venv/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt "$@"; }
+# may set PIP_CONSTRAINT to its own versions, and a user may have configured pip to install into the home folder.
+pip() { PIP_CONSTRAINT='' PIP_USER=0 .venv/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt "$@"; }
 [ -x .venv/bin/uv ] || pip uv
 uv() { .venv/bin/uv pip install --quiet --python .venv/bin/python -c constraints.txt "$@"; }
 install() { uv "$@" || pip "$@"; }

@@ -25,11 +25,23 @@ case "${TRAIN_FLAGS:-}" in *[\'\"\\]*) odd TRAIN_FLAGS "words separated by space
 # ---- Set up: .venv with the pinned packages (an installed nanogka already has an environment) ----
 
 if [ -f "$here/scripts/setup.sh" ]; then
+    # The steps run in the checkout, but a relative path counts from the folder of the caller.
+    if [ "$PWD" != "$here" ]; then
+        for name in DATA CHAT EVAL_BUNDLE NANOGKA_BASE_DIR; do
+            case "$name ${!name:-}" in
+                *" " | *" /"* | *" ~"* | "DATA embedded" | "CHAT embedded") ;;
+                NANOGKA_BASE_DIR*) export NANOGKA_BASE_DIR="$PWD/$NANOGKA_BASE_DIR" ;;
+                *) [ ! -e "${!name}" ] || printf -v "$name" %s "$PWD/${!name}" ;;
+            esac
+        done
+    fi
     cd "$here"
     [ "${DRY_RUN:-}" = 1 ] || bash scripts/setup.sh || exit
     [ ! -x .venv/bin/python ] || export PATH="$PWD/.venv/bin:$PATH"
 fi
-base=${NANOGKA_BASE_DIR:-$HOME/.cache/nanogka} # the folder of all data and results
+home=~ # also if HOME is not set
+base=${NANOGKA_BASE_DIR:-$home/.cache/nanogka} # the folder of all data and results
+case "$base" in "~" | "~/"*) base=$home${base#"~"} ;; esac
 if [ -z "${GPUS:-}" ] && command -v nvidia-smi >/dev/null; then # otherwise there is no need to wait for torch
     GPUS=$(python -m nanogka.common.gpus) || exit 2 # it has said why torch cannot use them
 elif [ -z "${GPUS:-}" ] && command -v rocm-smi >/dev/null; then

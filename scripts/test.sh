@@ -4,7 +4,9 @@
 #   bash scripts/test.sh                 the tests that CI runs
 #   bash scripts/test.sh -m slow         the tests that take minutes, see CONTRIBUTING.md
 #   bash scripts/test.sh tests/model     one part
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # for `sh scripts/test.sh`
 set -euo pipefail
+unset CDPATH # with it, cd may find another folder
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh --dev
 .venv/bin/ruff check .

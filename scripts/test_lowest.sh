@@ -6,6 +6,7 @@
 #
 # PYTHON and TORCH_BACKEND mean what they mean in setup.sh.
 set -euo pipefail
+unset CDPATH # with it, cd may find another folder
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # The lowest versions have no wheels for newer Pythons. On Linux, the plain package of torch brings gigabytes of CUDA.
 if [ ! -d .venv-lowest ]; then

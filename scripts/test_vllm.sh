@@ -9,6 +9,7 @@
 # VLLM_VENV=.venv-vllm      the environment's folder
 # PYTHON=python3            the interpreter to use
 set -euo pipefail
+unset CDPATH # with it, cd may find another folder
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv=${VLLM_VENV:-.venv-vllm}

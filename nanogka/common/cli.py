@@ -257,8 +257,10 @@ def parse(settings: type[T], argv: list[str] | None, script: str, description: s
         if (off := nanochat.OFF_HERE[name]) is not None:
             given[name] = label, off
     names = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-    for name in names or unknown:
+    for name in names:
         errors.lines.append(f"{name}: unknown flag{_suggestion(name, map(flag_name, known))}")
+    for word in () if names else unknown:
+        errors.lines.append(f"{word}: a word without a flag; each flag has one value")
 
     _, file = given.pop(CONFIG, (None, None))
     foreign = []

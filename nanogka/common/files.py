@@ -38,6 +38,8 @@ LEFTOVER_SECONDS = 86_400  # a temporary file as old as this belongs to no runni
 def base_dir() -> Path:
     """The folder of all outputs: `NANOGKA_BASE_DIR`, or `~/.cache/nanogka`. Raises ValueError if there is no home."""
     named = os.environ.get("NANOGKA_BASE_DIR") or "~/.cache/nanogka"
+    if "$" in named or named != named.strip():  # from a file that no shell has read
+        raise ValueError(f"NANOGKA_BASE_DIR: got {named!r}, expected a path without variables and blanks at its ends")
     folder = expand_path(named)
     if str(folder).startswith("~"):  # the system does not know the user, or has no home folder for this one
         raise ValueError(f"NANOGKA_BASE_DIR: got {named!r}, whose home folder is unknown; expected another folder")

@@ -237,6 +237,13 @@ def test_a_user_without_a_home_is_told_to_name_a_folder(monkeypatch, named):
         base_dir()
 
 
+@pytest.mark.parametrize("named", ["$HOME/x", "/data/$USER", " ", "/data\n"])
+def test_a_base_folder_that_no_shell_has_read_is_refused(monkeypatch, named):
+    monkeypatch.setenv("NANOGKA_BASE_DIR", named)
+    with pytest.raises(ValueError, match="^NANOGKA_BASE_DIR: got .*, expected a path without variables and blanks"):
+        base_dir()
+
+
 def test_a_path_of_hundreds_of_folders_is_refused():
     assert expand_path("a/" * 200) == Path("a/" * 200)
     with pytest.raises(ValueError, match="has 1,500 folders, expected at most"):

@@ -1,6 +1,7 @@
 """speedrun.sh: the commands it runs, what it does when one of them fails, and the settings it refuses."""
 
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -94,6 +95,48 @@ def test_small_run_trains_two_mixers_alike_and_the_last_one_talks(tmp_path):
     assert "chat_sft --base d3-successor --run d3-successor-chat --data embedded" in text
     assert "report --run d3-successor --compare d3-gaussian\n" in text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_runs_from_any_folder_shell_and_home(tmp_path):
+    for folder in ("elsewhere/checkout", "texts"):
+        (tmp_path / folder).mkdir(parents=True)
+    expected = speedrun(tmp_path, DATA=str(tmp_path / "texts"), NANOGKA_BASE_DIR=str(tmp_path / "base")).stdout
+    assert f"--data {tmp_path}/texts " in expected
+    # With CDPATH a relative `cd` may find a folder of that name elsewhere, and prints it.
+    (tmp_path / "checkout").symlink_to(ROOT)
+    environment = {"PATH": os.environ["PATH"], "DRY_RUN": "1", "GPUS": "0", "DATA": "texts"}
+    environment |= {"NANOGKA_BASE_DIR": "base", "CDPATH": str(tmp_path / "elsewhere")}
+    for words in (["bash", "checkout/speedrun.sh"], ["sh", "checkout/speedrun.sh"]):
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert (done.stderr, done.stdout) == ("", expected)
+    show = ["bash", "-euc", 'here=$PWD/checkout; . checkout/scripts/steps.sh; echo "$base"']
+    for given, base in (
+        ("~/mine", "/h/mine"),
+        ("mine", f"{tmp_path}/mine"),
+        ("/mine", "/mine"),
+        ("", "/h/.cache/nanogka"),
+    ):
+        variables = {"NANOGKA_BASE_DIR": given, "HOME": "/h"}
+        done = subprocess.run(show, cwd=tmp_path, env=environment | variables, capture_output=True, text=True)
+        assert (done.stderr, done.stdout) == ("", f"{base}\n")
+    del environment["NANOGKA_BASE_DIR"]
+    done = subprocess.run(show, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.stderr, done.stdout) == ("", f"{pwd.getpwuid(os.getuid()).pw_dir}/.cache/nanogka\n")
+
+
+def test_set_up_gives_pip_to_an_environment_without_it_and_ignores_installing_for_the_user(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    for name in ("scripts/setup.sh", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    record = 'echo "$* PIP_USER=$PIP_USER" >> "$(dirname "$0")/calls"; [ "$*" != "-c import pip" ]'
+    fake(tmp_path / ".venv" / "bin", "python", record)
+    environment = {"PATH": os.environ["PATH"], "PIP_USER": "1", "GPUS": "0", "PYTHON": sys.executable}
+    subprocess.run(["sh", "scripts/setup.sh"], cwd=tmp_path, env=environment, capture_output=True)
+    calls = (tmp_path / ".venv/bin/calls").read_text().splitlines()
+    assert calls[:2] == ["-c import pip PIP_USER=1", "-m ensurepip PIP_USER=1"]
+    assert calls[2].startswith("-m pip ")
+    assert calls[2].endswith(" PIP_USER=0")
 
 
 def test_a_recipe_or_mixers_can_be_chosen(tmp_path):

@@ -37,7 +37,7 @@ from functools import partial
 from pathlib import Path
 
 from draw import Drawn, draw, nearest_tests
-from reach import CallLog, Reach
+from reach import IMPORTS, CallLog, Reach
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("nanogka", "scripts", "tasks", "tests", "docs", "pyproject.toml", "speedrun.sh")
@@ -246,24 +246,30 @@ def watch(root: Path, tests: set[str], files: set[str], log: Path) -> Reach:
         own = sorted(test for test in tests if str(Path(test).parent) == folder)
         code, _ = run_pytest(root, own, log, "-m", "not slow", plugin=partial(CallLog, root, files, calls))
         found = json.loads(calls.read_text())
-        seconds = sum(seconds for seconds, _ in found.values())
+        seconds, imported = sum(seconds for seconds, _ in found.values()), found.pop(IMPORTS, (0.0, []))[1]
         print(f"{folder}: {len(found)} tests pass in {seconds:.0f} s, pytest's exit code {code}", flush=True)
-        of_tests |= found
+        of_tests |= {**found, IMPORTS: (0.0, [*of_tests.get(IMPORTS, (0.0, []))[1], *imported])}
     return Reach(of_tests)
 
 
-def judge_sample(drawn: list[Drawn], first: int, root: Path, log: Path) -> dict[str, Counter]:
-    """Print what the nearest tests say of drawn mutants, the first of which is number `first`.
+def judge_sample(drawn: list[Drawn], first: int, root: Path, log: Path, kept: Path | None) -> dict[str, Counter]:
+    """Print what the nearest tests say of drawn mutants from number `first` on.
 
-    Returns the number of each verdict by package.
+    The file `kept` has what the tests call, for a next slice of the same sample. Returns the number of each verdict by
+    package.
     """
     reviewed, counts = read_mutants(), {}
     near = {
         file: nearest_tests(root, file, [m.test.partition("::")[0] for m in reviewed if m.file == file])
         for file in {mutant.file for mutant in drawn}
     }
-    reach = watch(root, {test for tests in near.values() for test in tests}, set(near), log)
-    for number, mutant in enumerate(drawn, first):
+    if kept and kept.exists():
+        reach = Reach(json.loads(kept.read_text()))
+    else:
+        reach = watch(root, {test for tests in near.values() for test in tests}, set(near), log)
+        if kept:
+            kept.write_text(json.dumps(reach.of_tests))
+    for number, mutant in enumerate(drawn[first - 1 :], first):
         tests, outcomes, said = reach.of(root, mutant.file, mutant.line, near[mutant.file]), {}, "survived"
         if tests:
             original = mutant.apply(root)
@@ -302,14 +308,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, help="this many mutants drawn at random, and not the reviewed ones")
     parser.add_argument("--seed", type=int, default=0, help="of --sample (default: %(default)s)")
     parser.add_argument("--first", type=int, default=1, help="of --sample, begin with this one (default: %(default)s)")
+    parser.add_argument("--reach", type=Path, help="of --sample, a file that keeps which functions the tests call")
     options = parser.parse_args(argv)
     if options.sample is not None:
         prepare_forks()
         with tempfile.TemporaryDirectory(prefix="mutants") as folder:
             root = Path(folder) / "tree"
             copy_tree(root)
-            drawn = draw(root, options.sample, options.seed, options.match)[options.first - 1 :]
-            counts = judge_sample(drawn, options.first, root, Path(folder) / "log")
+            drawn = draw(root, options.sample, options.seed, options.match)
+            counts = judge_sample(drawn, options.first, root, Path(folder) / "log", options.reach)
         sys.path.insert(0, str(ROOT))
         print(describe_rates(counts))
         return 0

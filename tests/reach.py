@@ -11,8 +11,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-MOST_SECONDS = 40  # of tests per mutant, by their time without one
+MOST_SECONDS = 20  # of tests per mutant, by their time without one
 ANY = "*"  # a process was started, which may call anything
+IMPORTS = "imports"  # the name, among those of tests, of what the imports of the tests call
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -60,6 +61,11 @@ class CallLog:
             return spec
         return None
 
+    def pytest_collection_finish(self) -> None:
+        self.of_tests[IMPORTS] = 0.0, set(self.calls)
+        self.calls.clear()
+        self.since = time.process_time()
+
     def pytest_runtest_logreport(self, report) -> None:
         now, calls = time.process_time(), set(self.calls)
         self.calls.clear()
@@ -83,21 +89,25 @@ class Reach:
 
     of_tests: dict[str, tuple[float, list[str]]]
 
-    def of(self, root: Path, file: str, line: int, files: list[str]) -> list[str]:
-        """Tests of `files` that can see a change of a line, cheapest file first, `MOST_SECONDS` together.
+    def of(self, root: Path, file: str, line: int, near: list[str]) -> list[str]:
+        """Tests that call the function around a line, those of the files `near` first, for at most `MOST_SECONDS`.
 
-        Without a function around the line, these are all tests of the files.
+        The cheapest files come first. These are all tests of `near` where calls say little: without a function around
+        the line, and of a function that imports call or that keeps its results.
         """
         lines = function_lines(root, file, line)
         functions = {f"{file}:{number}" for number in lines or ()} | {ANY}
-        by_file: dict[str, list[tuple[float, str]]] = {name: [] for name in files}
+        if functions & {*self.of_tests.get(IMPORTS, (0.0, []))[1]}:
+            lines = None
+        by_file: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
         for test, (seconds, calls) in self.of_tests.items():
             name = test.partition("::")[0]
-            if name in by_file and (lines is None or functions & set(calls)):
+            if (name in near) if lines is None else (functions & {*calls} and test != IMPORTS):
                 by_file[name].append((seconds, test))
+        cost = {name: sum(seconds for seconds, _ in tests) for name, tests in by_file.items()}
         chosen, total = [], 0.0
-        for tests in sorted(by_file.values(), key=lambda tests: sum(seconds for seconds, _ in tests)):
-            for seconds, test in sorted(tests):
+        for name in sorted(by_file, key=lambda name: (name not in near, cost[name])):
+            for seconds, test in sorted(by_file[name]):
                 total += seconds
                 if total < MOST_SECONDS:
                     chosen.append(test)
@@ -109,9 +119,10 @@ def _first_line(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def function_lines(root: Path, file: str, line: int) -> range | None:
-    """The lines of the innermost function with a name around a line of a file; None if there is none."""
+    """The lines of the innermost function with a name around a line of a file; None if there is none, or it caches."""
     found = None
     for node in ast.walk(ast.parse((root / file).read_bytes())):  # a function comes after those around it
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _first_line(node) <= line <= node.end_lineno:
-            found = range(_first_line(node), node.end_lineno + 1)
+            caches = any("cache" in ast.unparse(decorator) for decorator in node.decorator_list)
+            found = None if caches else range(_first_line(node), node.end_lineno + 1)
     return found

@@ -58,6 +58,9 @@ def edge():
     return 4
 def unused():
     return 5
+def imported():
+    return 6
+SIX = imported()
 """
 TESTS = """import shape, subprocess, sys, pytest
 @pytest.fixture(scope="module")
@@ -74,7 +77,7 @@ from mutate import watch
 os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
 root = Path(sys.argv[1])
 reach = watch(root, {"test_a.py", "test_b.py"}, {"shape.py"}, root / "log")
-for line in (2, 3, 5, 7, 9, 11):
+for line in (2, 3, 5, 7, 9, 11, 13):
     print(line, *sorted(test.split("_")[-1] for test in reach.of(root, "shape.py", line, ["test_a.py"])))
 """
 
@@ -86,14 +89,22 @@ def test_a_mutant_meets_the_passing_tests_that_call_its_function_or_start_a_proc
     run = subprocess.run(words, cwd=ROOT / "tests", check=True, capture_output=True, text=True)
     first, *lines = run.stdout.splitlines()
     assert first == ".: 6 tests pass in 0 s, pytest's exit code 1"
-    # Line 2 has no function around it. The fixture calls `edge` for every test of the file.
-    every = "area first starts"
-    assert lines == [f"2 {every}", "3 area starts", "5 area starts", f"7 {every}", f"9 {every}", "11 starts"]
+    # Line 2 has no function around it. `edge` keeps its result, so the second file's fixture does not run it again.
+    near, callers = "area first starts", "area area starts starts"
+    assert lines == [
+        f"2 {near}",
+        f"3 {callers}",
+        f"5 {callers}",
+        f"7 {near}",
+        f"9 {near}",
+        "11 starts starts",
+        f"13 {near}",
+    ]
 
 
-def test_the_cheapest_file_comes_first_and_the_time_has_an_end(tmp_path):
+def test_the_nearest_and_cheapest_tests_come_first_and_the_time_has_an_end(tmp_path):
     (tmp_path / "a.py").write_text("def f():\n    return 1\n")
     times = {"t.py::slow": MOST_SECONDS - 1, "t.py::quick": 0.6, "u.py::one": 0.3, "u.py::other": 0.2, "v.py::far": 0.1}
     reach = Reach({test: (seconds, ["a.py:1"]) for test, seconds in times.items()} | {"u.py::not": (0.1, ["a.py:7"])})
-    files = ["t.py", "u.py", "w.py"]
-    assert reach.of(tmp_path, "a.py", 2, files) == ["u.py::other", "u.py::one", "t.py::quick"]
+    assert reach.of(tmp_path, "a.py", 2, ["t.py", "u.py"]) == ["u.py::other", "u.py::one", "t.py::quick"]
+    assert reach.of(tmp_path, "a.py", 2, ["u.py"]) == ["u.py::other", "u.py::one", "v.py::far", "t.py::quick"]

@@ -14,6 +14,7 @@ from nanogka.common.cli import flags_of
 SCRIPTS = sorted(path.stem for path in (ROOT / "scripts").glob("[!_]*.py"))
 # Names that code gives the settings that it is handed.
 SETTINGS = ("settings", "s", "own", "rates", "lr", "params", "limits")
+BOUNDS = {"ge": ">=", "gt": ">", "le": "<="}
 
 
 def settings_of(script):
@@ -64,3 +65,20 @@ def test_a_script_reads_every_flag(script):
         pytest.skip("no flags of `command`")
     read = set().union(*map(names_read, reachable(f"scripts/{script}.py")))
     assert [name for name, one in flags_of(settings).items() if (one.owner or name) not in read] == []
+
+
+def described(one):
+    """The default of a flag and, if it is a number, its bounds."""
+    bounds = [f"{sign} {one.limits[name]}" for name, sign in BOUNDS.items() if one.limits[name] is not None]
+    return " ".join([str(one.default), *bounds])
+
+
+def test_defaults_and_bounds_of_numbers_and_switches_are_those_of_the_list():
+    """They are part of what a command promises, and results were measured with them."""
+    found = {}
+    for script in SCRIPTS:
+        for name, one in flags_of(settings_of(script)).items() if settings_of(script) else ():
+            if one.kind in (int, float, bool):
+                found.setdefault(f"{name} = {described(one)}", []).append(script)
+    lines = (Path(__file__).parent / "defaults.txt").read_text(encoding="utf-8").splitlines()
+    assert sorted(f"{text}: {' '.join(scripts)}" for text, scripts in found.items()) == lines

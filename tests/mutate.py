@@ -252,8 +252,8 @@ def watch(root: Path, tests: set[str], files: set[str], log: Path) -> Reach:
     return Reach(of_tests)
 
 
-def judge_sample(drawn: list[Drawn], first: int, root: Path, log: Path, kept: Path | None) -> dict[str, Counter]:
-    """Print what the nearest tests say of drawn mutants from number `first` on.
+def judge_sample(drawn: list[Drawn], numbers: range, root: Path, log: Path, kept: Path | None) -> dict[str, Counter]:
+    """Print what the nearest tests say of the drawn mutants of some numbers, from 1 on.
 
     The file `kept` has what the tests call, for a next slice of the same sample. Returns the number of each verdict by
     package.
@@ -269,7 +269,8 @@ def judge_sample(drawn: list[Drawn], first: int, root: Path, log: Path, kept: Pa
         reach = watch(root, {test for tests in near.values() for test in tests}, set(near), log)
         if kept:
             kept.write_text(json.dumps(reach.of_tests))
-    for number, mutant in enumerate(drawn[first - 1 :], first):
+    for number in numbers:
+        mutant = drawn[number - 1]
         tests, outcomes, said = reach.of(root, mutant.file, mutant.line, near[mutant.file]), {}, "survived"
         if tests:
             original = mutant.apply(root)
@@ -304,7 +305,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--since", help="only mutants of files that changed since this commit, or whose test did")
     parser.add_argument("--match", default="", help="only mutants whose file or test matches this regular expression")
-    parser.add_argument("--most", type=int, help="at most this number of them, the same ones on every call")
+    parser.add_argument("--most", type=int, help="at most this number, the same ones on every call")
     parser.add_argument("--sample", type=int, help="this many mutants drawn at random, and not the reviewed ones")
     parser.add_argument("--seed", type=int, default=0, help="of --sample (default: %(default)s)")
     parser.add_argument("--first", type=int, default=1, help="of --sample, begin with this one (default: %(default)s)")
@@ -316,7 +317,8 @@ def main(argv: list[str] | None = None) -> int:
             root = Path(folder) / "tree"
             copy_tree(root)
             drawn = draw(root, options.sample, options.seed, options.match)
-            counts = judge_sample(drawn, options.first, root, Path(folder) / "log", options.reach)
+            end = min(len(drawn), options.first - 1 + (options.most or len(drawn)))
+            counts = judge_sample(drawn, range(options.first, end + 1), root, Path(folder) / "log", options.reach)
         sys.path.insert(0, str(ROOT))
         print(describe_rates(counts))
         return 0

@@ -1,5 +1,7 @@
 """The figures: drawn with what runs hold, not blank, and showing the numbers they should."""
 
+import math
+
 import numpy as np
 import pytest
 from full_disk import full_disk
@@ -8,6 +10,7 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 from run_fakes import BATCH, sigma, write_run
 
+from nanogka.evaluate.intervals import Interval, share_interval
 from nanogka.plots import figures, style
 from nanogka.plots.style import label_ends, new_figure
 from nanogka.plots.trained_run import TrainedRun
@@ -41,6 +44,11 @@ def test_curves_of_two_runs_share_their_axes(tmp_path, saved, mixers):
     for line, run in zip(smooth, runs, strict=True):
         np.testing.assert_array_equal(line.get_xdata(), run.column("tokens"))
         np.testing.assert_array_equal(line.get_ydata(), run.column("smooth_loss"))
+    for line, run in zip(losses.get_lines()[::2], runs, strict=True):
+        np.testing.assert_array_equal(line.get_ydata(), run.column("loss"))
+    for line, run in zip(validations.get_lines(), runs):
+        np.testing.assert_array_equal(line.get_ydata(), run.validation("val_bpb"))
+    assert [line.get_ydata() for line in validations.get_lines()[2:]] == [[4.0, 4.0], [3.2, 3.2]]
     first, last = validations.get_lines()[0].get_xdata()[[0, -1]]
     assert (first, last) == (0, 5 * BATCH)
     assert {text.get_text() for text in validations.texts} == {"gzip -9", "xz", "run_a$", "run_b$"}
@@ -76,7 +84,26 @@ def test_every_head_of_every_layer_has_its_line(tmp_path, saved, mixer, layers, 
         drawn = [line.get_ydata() for line in axes.get_lines() if len(line.get_ydata()) == 5]
         expected = [[sigma(run.gpt_config, layer, head, step) for step in range(1, 6)] for head in range(heads)]
         np.testing.assert_allclose(drawn, expected)
+        assert [run.bandwidth_start] * 2 in [list(line.get_ydata()) for line in axes.get_lines()]
         assert axes.get_title(loc="left").startswith(f"layer {layer} · ")
+
+
+def test_a_skill_has_a_bar_its_interval_and_the_mark_of_the_best_constant_answer(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(figures, "save", lambda figure, *args: kept.append(figure))  # nothing is rendered
+    skills = {"names": (share_interval(0.75, 40), 0.125), "limits": (Interval(0.5, math.nan, math.nan, 0), None)}
+    figures.plot_skills(skills, tmp_path / "skills.png")
+    for figure in kept:  # light and dark
+        (axes,) = figure.axes
+        assert [(bar.get_width(), bar.get_y() + bar.get_height() / 2) for bar in axes.patches] == [(0.75, 0), (0.5, 1)]
+        # Wilson's interval of 30 of 40 is 0.598 to 0.858.
+        interval, constant = (line for line in axes.get_lines() if len(line.get_xdata()))
+        assert [*interval.get_xdata(), *interval.get_ydata()] == pytest.approx([0.598, 0.858, 0, 0], abs=5e-4)
+        assert (*constant.get_xdata(), *constant.get_ydata(), constant.get_marker()) == (0.125, 0, "|")
+        assert [text.get_text() for text in axes.texts] == ["75.0 % (59.8 to 85.8)", "50.0 %"]
+        assert [text.get_text() for text in axes.get_yticklabels()] == ["names", "limits"]
+        assert [text.get_text() for text in axes.get_xticklabels()] == [f"{part} %" for part in range(0, 101, 20)]
+    assert len(kept) == 2
 
 
 def test_a_figure_is_complete_or_the_old_one_stays(tmp_path):

@@ -113,6 +113,7 @@ def test_leads_have_a_dot_per_seed_and_a_bar_from_three_seeds_on(tmp_path, saved
         sorted(points(panels[0], "o")[0]), sorted([*[gka["a"]] * 2, *[gka["b"]] * 3, -0.3, -0.175, -0.3, -0.175, -0.35])
     )
     np.testing.assert_allclose(points(panels[0], "None")[0], [gka["a"], gka["b"], -0.2375, -0.275])
+    assert points(panels[0], "None")[1] == [0, 1, 0, 0]  # across the whole panel at no difference
     across, bars = panels[0].collections
     expected = [[[other[size], mean], [gka[size], mean]] for size, mean in (("a", -0.2375), ("b", -0.275))]
     np.testing.assert_allclose(across.get_segments(), expected)

@@ -68,7 +68,9 @@ def test_a_job_is_known_by_what_decides_its_losses(tmp_path):
         ({}, True),
         ({"matrix_lr": 0.001}, False),  # another default at the time
         ({"gone": None}, True),  # a flag of the time
+        ({"gone": False}, True),
         ({"gone": 2}, False),
+        ({"smear": False}, False),  # unlike the mixer's own choice
     ],
 )
 def test_a_result_of_another_version_counts_if_its_settings_are_the_same(tmp_path, settings, found):

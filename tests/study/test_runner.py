@@ -49,7 +49,7 @@ def study(grid, tmp_path, monkeypatch):
                 settings = yaml.safe_load(Path(flags["config"]).read_text())
                 trained.append((settings["attention"], settings["seed"]))
                 folder = self.folder / "runs" / flags["run"]
-                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
                 (folder / "config.yaml").write_text("{settings: {}, model: {}, run: {device: cpu, dtype: float32}}")
                 self._log_of(job).write_text("a line\nthe last word\n")
                 return code(settings)
@@ -78,6 +78,8 @@ def test_each_job_is_trained_measured_and_never_repeated(study, tmp_path, capsys
     for line in read_results(results):  # documents 3 and 103 are of one group
         assert line["val_documents"] == {"nats": [5.0, 7.0], "bytes": [7, 11]}
         assert line["confirm_documents"] == {"nats": [7.25, 7.0], "bytes": [7, 11]}
+    runs = list((tmp_path / "base" / "studies" / "grid" / "runs").iterdir())
+    assert [(run / "checkpoints").exists() for run in runs] == [False] * 4  # dozens of runs would fill the disk
     assert study()[1] == []
     lines = results.read_text().splitlines(keepends=True)
     results.write_text("".join(lines[:3]) + lines[3][:50])  # cut by a crash

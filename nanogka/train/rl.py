@@ -241,15 +241,15 @@ class ReplyLoader(AbstractContextManager):
         replies = [reply for group in groups for reply in group]
         # A reply without advantage adds nothing to the gradient, so it need not pass through the model again.
         passing = sum(len(one.prompt) + len(one.tokens) - 1 for one, value in zip(replies, advantage) if value != 0)
-        counts = [sum(rewards), len(rewards), sum(sum(reply.learned) for reply in replies), passing]
-        reward, count, tokens, passing = ranks.sum([float(count) for count in counts], plan.machine.device)
+        useful = sum(value != 0 for value in advantage)
+        counts = [sum(rewards), len(rewards), sum(sum(reply.learned) for reply in replies), passing, useful]
+        reward, count, tokens, passing, useful = ranks.sum([float(count) for count in counts], plan.machine.device)
         self.learned |= passing > 0
         # Gradients are averaged over ranks: with the mean number of tokens the update is that of all replies together.
         per_rank = tokens / ranks.world_size
         weighted = [(reply, value / per_rank) for reply, value in zip(replies, advantage)]
         rows = [row for row in weighted if row[1] != 0]
-        useful = len(rows) / len(weighted)
-        self.progress = {"reward": reward / count, "reply_tokens": tokens / count, "useful_replies": useful}
+        self.progress = {"reward": reward / count, "reply_tokens": tokens / count, "useful_replies": useful / count}
         micro_batches = plan.batch.accumulation
         parts = [rows[i::micro_batches] or [(weighted[0][0], 0.0)] for i in range(micro_batches)]
         # The tokens of the step count with its first batch. The loop divides by the number of micro-batches, but the

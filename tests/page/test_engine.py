@@ -1,5 +1,6 @@
 """The engine of a page, run by node: token ids, the calculator, sampling, changes, scores."""
 
+import copy
 import random
 import shutil
 
@@ -177,3 +178,72 @@ def test_the_lessons_ranges_are_over_the_runs_and_their_heads(monkeypatch):
     assert rows["successor", "the last layer's heads cut"] == "-0.87 to +1.07 bits per byte"
     assert rows["gaussian", "bits of the second copy"] == "46 bits"
     assert rows["gaussian", "weight on what followed, per head"] == "70 to 98 %"
+
+
+def test_the_lessons_numbers_are_the_losses_of_the_changed_models(tmp_path):
+    tokenizer, text = byte_tokenizer(EXTRA), lesson.TEXT
+    model = small_model("S", sequence_len=128, vocab_size=tokenizer.vocab_size)
+    found = lesson.measure(make_run(tmp_path, model=model, tokenizer=tokenizer), weights="float32")
+    ids = torch.tensor([[tokenizer.bos_id, *tokenizer.encode(text)]])
+    layers, heads, size = range(3), range(2), 32
+
+    def bits(change=lambda blocks: None):
+        changed = copy.deepcopy(model)
+        with torch.no_grad():
+            change(changed.blocks)
+            log_p = changed(ids)[0, :-1].double().log_softmax(-1)
+        return -log_p.gather(1, ids[0, 1:, None])[:, 0] / np.log(2)
+
+    def cost(change):
+        return (bits(change).sum() - bits().sum()).item() / len(text.encode())
+
+    def spread(factor, some=layers):
+        return cost(lambda blocks: [blocks[l].mixer.log_bandwidth.add_(np.log(factor)) for l in some])
+
+    def cut(some, parts=heads):  # what W_O reads of a head
+        return cost(lambda blocks: [blocks[l].mixer.c_proj.weight[:, size * h : size * (h + 1)].zero_()
+                                    for l in some for h in parts])  # fmt: skip
+
+    def without_keys(some):
+        return cost(lambda blocks: [setattr(blocks[l].mixer, "successor_keys", False) for l in some])
+
+    expected = {
+        "cutHeads": [cut([layer], [head]) for layer in layers for head in heads],
+        "cutLayers": [cut([layer]) for layer in layers],
+        "cutAll": cut(layers),
+        "keysOffLast": without_keys([2]),
+        "keysOffAll": without_keys(layers),
+        "wideLast": spread(4, [2]),
+        "narrowLast": spread(1 / 4, [2]),
+        "wideAll": spread(2),
+        "narrowAll": spread(1 / 4),
+        "widestAll": spread(4),
+    }
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, abs=1e-4), name
+    assert all(abs(value) > 1e-3 for value in np.hstack(list(expected.values())))
+    starts = np.cumsum([0, *(len(tokenizer.decode_bytes([one])) for one in ids[0, 1:-1].tolist())])
+    copies = np.bincount(starts * 4 // len(text), weights=bits().numpy())
+    assert found["bits"] == pytest.approx(copies.tolist(), rel=1e-4)
+
+
+def test_the_shares_of_a_head_are_means_of_its_weights(tmp_path):
+    script = """return texts.map((text) => {
+        const { ids, shares, attention } = read({ source: { text }, changes: network.trained(), most: 256 });
+        return [ids, shares, Array.from(attention)];
+    });"""
+    repeated, once = run(make_run(tmp_path, "S"), script, texts=["kif dovu. kif dovu. kif", "abc"])
+    ids, shares, attention = map(np.array, repeated)
+    n = len(ids)
+    weights = attention.reshape(6, n, n)
+    np.testing.assert_allclose(weights.sum(2), 1, rtol=1e-5)
+    same = ids[:, None] == ids[None, :]  # of what looks and what is looked at
+    earlier = np.tri(n, k=-1, dtype=bool)
+    after = np.zeros((n, n), bool)
+    after[:, 1:] = same[:, :-1]
+    repeats = (same & earlier).any(1).sum()
+    assert 0 < repeats < n
+    for column, mask, count in ((0, np.eye(n, dtype=bool), n), (1, same & earlier, repeats),
+                                (2, after & earlier & ~same, repeats)):  # fmt: skip
+        np.testing.assert_allclose(shares[:, column], (weights * mask).sum((1, 2)) / count, rtol=1e-5)
+    assert [head[1:] for head in once[1]] == [[None, None]] * 6

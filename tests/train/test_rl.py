@@ -99,8 +99,18 @@ def letters_task(name, items):
     return RewardTask(name, draw, ChatTask(name, [ChatItem("the river", "", share_of_letters)] * items, 0.0))
 
 
-def use_letters():
-    chat_rl.open_task = letters_task
+NEVER = ChatItem("a dog", "", lambda text, answer: 0.0)
+
+
+def letters_or_nothing(name, items):
+    """Replies to `spelling` are all worth 0, so at most half of a step's replies have an advantage."""
+    if name != "spelling":
+        return letters_task(name, items)
+    return RewardTask(name, lambda rng: NEVER, ChatTask(name, [NEVER] * items, 0.0))
+
+
+def use_letters_or_nothing():
+    chat_rl.open_task = letters_or_nothing
 
 
 @pytest.fixture
@@ -193,16 +203,13 @@ def test_every_step_asks_other_questions(chat_base, monkeypatch):
 
 
 def test_two_tasks_are_asked_equally_often_and_the_error_is_the_mean_of_both(chat_base, monkeypatch):
-    asked, never = [], ChatItem("a dog", "", lambda text, answer: 0.0)
+    asked = []
 
-    def letters_or_nothing(name, items):
-        """Replies to `spelling` are all worth 0, so at most half of a step's replies have an advantage."""
-        task = letters_task(name, items)
-        if name == "spelling":
-            task = RewardTask(name, lambda rng: never, ChatTask(name, [never] * items, 0.0))
+    def open_task(name, items):
+        task = letters_or_nothing(name, items)
         return replace(task, draw=lambda rng: asked.append(name) or task.draw(rng))
 
-    monkeypatch.setattr(chat_rl, "open_task", letters_or_nothing)
+    monkeypatch.setattr(chat_rl, "open_task", open_task)
     assert learn("--tasks", "addition,spelling", "--num-iterations", 2) == 0
     assert Counter(asked) == {"addition": 1 + 2 * 2, "spelling": 1 + 2 * 2}  # one for the plan, two in each step
     folder = chat_base / "runs" / "tiny-rl"
@@ -234,16 +241,18 @@ def test_replies_come_from_the_distribution_that_learns():
     assert share == pytest.approx(1 / (1 + math.exp(-1)), abs=0.025)
 
 
-def test_two_ranks_share_the_questions_and_learn_the_same(chat_base):
-    common = [*FLAGS, "--num-iterations", 3]
-    assert learn("--num-iterations", 3, "--run", "one") == 0
-    codes = run_training(2, [*common, "--run", "two"], chat_base, use_letters, script="chat_rl")
+def test_two_ranks_share_the_questions_and_learn_the_same(chat_base, monkeypatch):
+    monkeypatch.setattr(chat_rl, "open_task", letters_or_nothing)
+    words = ["--tasks", "addition,spelling", "--num-iterations", 3]  # the second rank asks nothing but spelling
+    assert learn(*words, "--run", "one") == 0
+    words = [*FLAGS, *words, "--run", "two"]
+    codes = run_training(2, words, chat_base, use_letters_or_nothing, script="chat_rl")
     assert [code for code, _ in codes] == [0, 0]
     one, two = (chat_base / "runs" / name for name in ("one", "two"))
     assert losses(two) == pytest.approx(losses(one), abs=1e-4)
-    assert [line["reward"] for line in trace(two, "train")] == pytest.approx(
-        [line["reward"] for line in trace(one, "train")]
-    )
+    for name in ("reward", "useful_replies", "reply_tokens"):  # of the replies of both ranks
+        found, expected = ([line[name] for line in trace(run, "train")] for run in (two, one))
+        assert found == pytest.approx(expected), name
 
 
 LONG = ChatItem("the cat " * 100, "", share_of_letters)

@@ -68,6 +68,7 @@ def run_code(code: str, seconds: float = SECONDS) -> bool:
     guard = GUARD.format(cpu=int(seconds) + 1, memory=MEMORY_BYTES, file=FILE_BYTES)
     word = secrets.token_bytes(16)
     read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)  # a process that the program left behind may keep the other end open
     with tempfile.TemporaryDirectory() as folder, open(read_end, "rb") as reached:
         Path(folder, "program.py").write_text(code, encoding="utf-8", errors="replace")
         process = subprocess.Popen(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nanogka.evaluate import sandbox
 from nanogka.evaluate.sandbox import run_code
 
 
@@ -30,6 +31,17 @@ def test_a_program_passes_if_it_ends_without_an_error(monkeypatch):
 def test_a_program_that_ends_itself_before_its_tests_fails(ending):
     assert not run_code(f"{ending}\nassert False")
     assert not run_code(f"def f():\n    {ending}\nf()\nassert True")
+
+
+def test_a_process_that_a_program_leaves_behind_does_not_hold_up_the_verdict(monkeypatch):
+    monkeypatch.setattr(sandbox, "GUARD", "import os, sys")  # the hook would refuse the fork
+    start = time.monotonic()
+    waits = (
+        "for _ in range(400):\n        if not os.path.exists(here): break\n        time.sleep(0.05)"  # until cleaned up
+    )
+    leaves = f"here = os.getcwd()\nif os.fork() == 0:\n    os.setsid()\n    {waits}\n    os._exit(0)"
+    assert run_code(f"import os, time\n{leaves}")
+    assert time.monotonic() - start < 15
 
 
 def test_a_programs_own_main_is_not_run():

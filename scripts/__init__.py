@@ -1,6 +1,7 @@
 """The command lines. Each module has `main(argv=None)` and is started with `python -m scripts.NAME`."""
 
 import os
+import signal
 import sys
 
 from nanogka.common.nanochat import refuse_script
@@ -8,6 +9,9 @@ from nanogka.common.nanochat import refuse_script
 # Python imports this file before it looks for the module of `python -m scripts.NAME`.
 if sys.argv[:1] == ["-m"]:
     refuse_script(sys.orig_argv)
+    # Imports take seconds. Ctrl-C ends them without a traceback, until `run_script` takes over.
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 # Expandable segments fragment CUDA memory less. torch may read the variable on import, and this file runs before the
 # imports of any script.
 if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:

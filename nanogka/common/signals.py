@@ -70,7 +70,8 @@ class Terminated(SystemExit):
 def terminated_by_signal() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise `Terminated`; a second one ends the process at once.
 
-    Signals that are ignored or handled already are left alone.
+    Signals that are ignored or handled already are left alone. SIGINT raises `KeyboardInterrupt`, also after
+    scripts/__init__.py.
     """
     received = []
 
@@ -81,5 +82,6 @@ def terminated_by_signal() -> Iterator[None]:
         raise Terminated(number)
 
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
-    with handled(terminate, numbers):
+    interrupts = [signal.SIGINT] if signal.getsignal(signal.SIGINT) == signal.SIG_DFL else []
+    with handled(signal.default_int_handler, interrupts), handled(terminate, numbers):
         yield

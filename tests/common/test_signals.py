@@ -2,8 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from rank_worlds import CONTEXT
@@ -93,3 +96,27 @@ def test_a_terminated_script_cleans_up_and_leaves_no_handler(number, code, tmp_p
     assert capsys.readouterr().err == f"\ntool: ended by {signal.Signals(number).name}\n"
     assert list(tmp_path.iterdir()) == []
     assert signal.getsignal(number) == signal.SIG_DFL
+
+
+def test_ctrl_c_while_a_script_is_imported_prints_no_traceback():
+    # Each import is reported on stderr. Those of torch, which follow, take seconds.
+    command = [sys.executable, "-X", "importtime", "-m", "scripts.base_train", "--help"]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], **pipes) as process:
+        while "nanogka.common.nanochat" not in process.stderr.readline():
+            pass
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert process.returncode == -signal.SIGINT
+    assert "Traceback" not in rest
+
+
+def test_ctrl_c_in_a_script_that_was_imported_ends_it_in_order(capsys):
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # as scripts/__init__.py leaves it
+    try:
+        assert run_script(lambda: os.kill(os.getpid(), signal.SIGINT) or time.sleep(5), "tool") == 130
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "\ntool: ended by SIGINT\n"

@@ -82,6 +82,10 @@ def terminated_by_signal() -> Iterator[None]:
         raise Terminated(number)
 
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
     interrupts = [signal.SIGINT] if signal.getsignal(signal.SIGINT) == signal.SIG_DFL else []
-    with handled(signal.default_int_handler, interrupts), handled(terminate, numbers):
+    with handled(interrupt, interrupts), handled(terminate, numbers):
         yield

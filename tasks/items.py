@@ -90,10 +90,10 @@ def as_typed(wording: str, rng: random.Random) -> str:
 
 
 def neat(wording: str) -> str:
-    """The wording with a capital letter, unless it begins with a slot."""
-    return wording[:1].upper() + wording[1:]
+    """The wording with a capital letter, unless it begins with a slot, and with a capital I for the speaker."""
+    return re.sub(r"\bi(?=[ '])", "I", wording[:1].upper() + wording[1:])
 
 
 def name_as_typed(name: str, rng: random.Random) -> str:
-    """A name with its capital letter or, in three cases of ten, without."""
-    return name.lower() if rng.random() < 0.3 else name
+    """A name with its capital letter or, in four cases of ten, without."""
+    return name.lower() if rng.random() < 0.4 else name

@@ -7,12 +7,13 @@ to sums. Without them the model would give a wrong number with the authority of 
 
 import random
 
-from tasks.dates import MONTHS, WEEKDAYS
+from tasks.dates import AFTER, BEFORE, MONTHS, WEEKDAYS
 from tasks.items import Item, Wordings, name_as_typed
 from tasks.promise import REFUSAL
-from tasks.small_talk import TALK
-from tasks.sums import number
-from tasks.units import SINGULAR, UNITS
+from tasks.small_talk import HELLO, TALK
+from tasks.sums import ASKED, number
+from tasks.text_skills import REPEAT, SPELL
+from tasks.units import CONVERT, SINGULAR, UNITS
 from tasks.words import LETTERS, any_word, everyday_words, made_up_word, names
 
 
@@ -22,8 +23,8 @@ def _list(text: str) -> tuple[str, ...]:
 
 SLOTS = {
     "country": _list(
-        "France; Spain; Italy; Norway; Poland; Greece; Japan; China; India; Brazil; Peru; Chile; Kenya; Egypt; Canada;"
-        " Cuba; Turkey; Iran; Nepal; Ghana; Portugal; Austria; Sweden; Mexico; Germany; England; Russia; Europe; "
+        "France; Spain; Italy; Norway; Poland; Greece; Japan; China; India; Brazil; Peru; Chile; Kenya; Egypt; Canada; "
+        "Cuba; Turkey; Iran; Nepal; Ghana; Portugal; Austria; Sweden; Mexico; Germany; England; Russia; Europe; "
         "Africa; Paris; London; Berlin; Rome"
     ),
     "language": _list(
@@ -40,8 +41,8 @@ SLOTS = {
     "verb": _list(
         "cook rice; learn french; fix my car; get rich; make friends; bake a cake; sleep better; find a job; lose "
         "weight; learn to swim; play chess; build a house; draw a cat; write a book; fly a plane; buy a house; clean "
-        "my room; install linux; grow tomatoes; become famous; stop smoking; make coffee; tie a tie; save money; train"
-        " a dog; sort a list; open a file in python; write a loop"
+        "my room; install linux; grow tomatoes; become famous; stop smoking; make coffee; tie a tie; save money; train "
+        "a dog; sort a list; open a file in python; write a loop"
     ),
     "task": _list(
         "sing; dance; see; hear me; search the web; open a file; send a letter; run a program; play chess; draw a "
@@ -60,11 +61,41 @@ SLOTS = {
         "apples; books; cookies; coins; eggs; pens; cats; balls; stamps; cards; oranges; cakes; dollars; tickets; "
         "candies; pencils; toys; fish"
     ),
-    # units that are not promised
+    # units that are not promised, many and one
     "odd": _list(
-        "miles; mile; pounds; lbs; ounces; oz; gallons; pints; cups; fahrenheit; celsius; degrees; kelvin; acres; "
-        "hectares; knots; stones; tons; nautical miles; light years; calories; joules; watts; bytes; megabytes; mb; "
-        "gb; decades; centuries; euros; yen; square meters; mph; km/h; tablespoons"
+        "miles; pounds; lbs; ounces; oz; gallons; pints; cups; fahrenheit; celsius; degrees; kelvin; acres; hectares; "
+        "knots; stones; tons; nautical miles; light years; calories; joules; watts; bytes; megabytes; mb; gb; decades; "
+        "centuries; euros; yen; square meters; mph; km/h; tablespoons; f; c; quarts; pennies; dozens"
+    ),
+    "odd1": _list(
+        "mile; pound; gallon; pint; cup; ton; stone; byte; decade; century; euro; dozen; quart; teaspoon; light year; "
+        "fortnight; yen; penny"
+    ),
+    "letters": _list(
+        "letters; letters; letters; letters; letters; letters; letters; vowels; vowels; consonants; syllables; "
+        "characters; words; capital letters; different letters; double letters"
+    ),
+    # what follows a word that is to be repeated, or spelled
+    "how": _list(
+        "twice; three times; two times; {m} times; ten times; slowly; loudly; again and again; backwards; in reverse; "
+        "upside down; in {language}; in capitals; in uppercase; without {letter}; in one word"
+    ),
+    "reading": _list("backwards; in reverse; in {language}; from the end; without {letter}; wrong; aloud; twice"),
+    # what is no sum for the calculator
+    "computed": _list(
+        "{n} over 0; {n}^{m}; {n} ^ {m}; {n}**{m}; {n} to the power of {m}; {m}% of {n}; {m} percent of {n}; {m}% of "
+        "{n}; {m}% from {n}; {n} plus {m}%; {n} + {m}%; {n} minus {m} percent; the square root of {n}; the root of "
+        "{n}; sqrt({n}); sqrt {n}; square root of {n}; the cube root of {n}; {n} squared; {n} cubed; the square of "
+        "{n}; half of {n}; a third of {n}; double {n}; {m}!; the factorial of {m}; {n} mod {m}; log({n}); sin({n}); "
+        "the logarithm of {n}; {n} in binary; {n} in roman numerals; {m}x + {k}; x + {m}; the average of {n} and {k}; "
+        "the maximum of {n} and {k}; {n} {thing} plus {k} {thing}; {word} plus {m}; {n} {unit} plus {k} {unit}; {n} "
+        "{unit} minus {k} {unit}; pi; infinity"
+    ),
+    "zero": _list("{n} / 0; {n} / 0; {n}/0; {n} divided by 0; {n} divided by 0; {n} divided by zero; {m} / 0; {m}/0"),
+    "feeling": _list(
+        "sad; tired; happy; hungry; bored; sick; angry; lonely; sleepy; cold; scared; lost; fine; ok; confused; late; "
+        "busy; thirsty; rich; old; young; ready; back; sorry; good; great; well; new here; hot; nervous; excited; "
+        "curious; lucky; so tired; very hungry; not well; a bit sad"
     ),
     "feast": _list("christmas; easter; new year; my birthday; summer; halloween; the weekend; spring; friday"),
 }
@@ -73,6 +104,7 @@ TAKEN = {
     "sentence",
     "year",
     *SINGULAR.values(),
+    *(name.lower() for name in (*MONTHS, *WEEKDAYS)),
     *(text for texts in TALK.values() for text in texts.split("; ")),
 }
 FAR = Wordings(
@@ -88,69 +120,67 @@ FAR = Wordings(
         "is {name}?; when was {name} born?; what does {name} like?; how old is {name}?; how tall is {name}?; where "
         "does {name} live?; what is the news?; [what's|what is|how is] the weather[| like| today| in {country}| "
         "tomorrow]?; will it rain [tomorrow|today]?; is it [raining|cold|late|dark]?; what time is it[| in {country}| "
-        "now]?; what year is it?; who won the [world cup|game|election|war]?; why is the sky blue?; how [do i|can i|do"
-        " you|should i|to] {verb}?; how to {verb}; what is the best way to {verb}?; what is my name?; how old am i?; "
-        "where am i?; what is a {word}?; what is a {word}?; what does {word} mean?; what color is a {word}?; where can"
-        " i buy a {word}?; [define|describe] {word}.; what is the [biggest|best|smallest|fastest] {word}?; what "
+        "now]?; what year is it?; who won the [world cup|game|election|war]?; why is the sky blue?; how [do i|can i|do "
+        "you|should i|to] {verb}?; how to {verb}; what is the best way to {verb}?; what is my name?; how old am i?; "
+        "where am i?; what is a {word}?; what is a {word}?; what does {word} mean?; what color is a {word}?; where can "
+        "i buy a {word}?; [define|describe] {word}.; what is the [biggest|best|smallest|fastest] {word}?; what "
         "happened in {year}?; who was born in {year}?; why is a {word} so {word}?; how does [a {word}|{topic}] work?; "
         "how long does a {word} live?; why do {word}s exist?; do you know {name}?; do you know {country}?; what does "
         "{topic} do?; what are {word}s?; can you {task}?; can you {task}?; {task}; [please|now|just|kindly|hey,] "
         "{task}.; [could|would|will] you {task}?; i [want|need|would like] you to {task}.; are you able to {task}?; "
-        "help me {verb}.; [tell me|write|write me|give me|make up|make|compose|create|let me hear|show me] {writing}.;"
-        " [tell me|write|write me|give me|make up|compose|can you write] {writing} about {topic}.; "
+        "help me {verb}.; [tell me|write|write me|give me|make up|make|compose|create|let me hear|show me] {writing}.; "
+        "[tell me|write|write me|give me|make up|compose|can you write] {writing} about {topic}.; "
         "[can|could|would|will] you [write|tell|give|make] me {writing}?; i want {writing}.; do you know {writing}?; "
         "how about {writing}?; draw [a|me a] {word}.; show me a {word}.; do you speak {language}?; do you "
         "[like|love|enjoy|hate|want|prefer] [{topic}|{word}s]?; what do you think [about {topic}|of {name}]?; do you "
         "love me?; what is your [favorite {word}|favorite color|favorite food|opinion on {topic}|job|age|goal]; is "
         "{topic} [good|bad|real|dangerous]?; are you [happy|sad|tired|hungry|angry|free|busy|single]?; do you have "
         "[feelings|friends|a body|parents|a wife|a dog|children|dreams]?; do you believe in {topic}?; do you want a "
-        "{word}?; should i {verb}?; is {name} nice?; who governs {country}?; what is special about {country}?; give me"
-        " [some information|a list|an overview] of {topic}.; {noise}; {noise} {noise}; {noise}?; {noise} {word} "
+        "{word}?; should i {verb}?; is {name} nice?; who governs {country}?; what is special about {country}?; give me "
+        "[some information|a list|an overview] of {topic}.; {noise}; {noise} {noise}; {noise}?; {noise} {word} "
         "{noise}.; {word} {noise}; {word}; {word} {word}; {word} {word} {word}.; ?; ...; !; i "
-        "[like|love|hate|need|want] {topic}.; i have a {word}.; my {word} is {word}.; the {word} is {word}.; {name} is"
-        " my friend.; [recommend|suggest] [a book|a movie|a song|a {word}].; which [{word}|book|movie|car|language] "
+        "[like|love|hate|need|want] {topic}.; i have a {word}.; my {word} is {word}.; the {word} is {word}.; {name} is "
+        "my friend.; [recommend|suggest] [a book|a movie|a song|a {word}].; which [{word}|book|movie|car|language] "
         "[should i buy|do you like|is the best]?; who [are|is] the [beatles|best player|richest man|pope]?; what "
         "should i [eat|do|wear|read|cook|buy] [today|tonight|now]?; [search|google|look up|find] {topic}.; "
-        "[why|how|when|where|who]?; [what if|why not] {topic}?"
+        "[why|how|when|where|who]?; [what if|why not] {topic}?; [can you |please |now |]write [a|me a|an|one] "
+        "[poem|program|song|story|text|letter|joke|book|function|essay|list|script].; how many "
+        "[parameters|layers|words|languages|books|friends|legs|users|things|neurons] do you [have|know|see|need]?; how "
+        "many [people|stars|{topic}|{word}s] are there?"
     )
 )
 NEAR = {
     "numbers": Wordings(
         _list(
-            "[what is|calculate|compute|find|tell me|give me] the [square |cube |]root of {n}?; what's the square root"
-            " of {n}?; [square root of|root of|sqrt|sqrt of|cube root of] {n}; [sqrt|log|ln|sin|cos|tan|exp|abs]({n});"
-            " √{n}; [what is |]{n} [squared|cubed]?; [what is the |]{n} squared; [what is |find |]the [square|cube] of"
-            " {n}?; square {n}.; {n}[^| ^ |**| ** ]{m}; [what is|calculate|compute|how much is|what's] {n}[^| ^ |**| "
-            "to the power of | to the power | raised to | to the {m}th power, ]{m}?; raise {n} to the power {m}.; {n} "
-            "to the power of {m}; what is {n} to the {m}th power?; {m} to the [second|third|fourth] power; [what "
-            "is|how much is|calculate|what's|find] {m}[%| %| percent| per cent] of {n}?; {m}[%| percent] of {n}; what "
-            "[percent|percentage] of {n} is {m}?; [add|subtract] {m}[%| percent] [to|from] {n}.; {n} [plus|minus|+|-] "
-            "{m}%; {n} [mod|modulo] {m}; [what is |]the remainder of {n} divided by {m}?; remainder of {n} / {m}; what"
-            " is the factorial of {m}?; {m}!; {m} factorial; [factorize|factor] {n}.; is {n} [prime|a prime "
-            "number|prime?|even|odd|a square|divisible by {m}|bigger than {k}|negative]?; [what is |]half of {n}?; "
-            "what is one half of {n}?; [what is |]double {n}?; double {n}; what is [a third|a quarter|two thirds|one "
-            "third] of {n}?; [what is the |][sine|cosine|tangent|logarithm] of {n}?; round {decimal}.; round {decimal}"
-            " to {m} digits.; [what is|calculate|find] the [average|mean|median|maximum|minimum|gcd|range] of {n}, {m}"
-            " and {k}?; what is the [mean|average] of {n} and {k}?; which [is bigger|is smaller|is larger|number is "
-            "larger|is more], {n} or {k}?; what is the [largest|smallest] of {n}, {m} and {k}?; sort {n}, {m}, {k}.; "
-            "what [comes|number comes] [after|before] {n}?; count to {m}.; count from {m} to {n}.; count "
-            "[backwards|down] from {n}.; [solve |]x + {m} = {n}.; [solve |]{m}x = {n}; what is x if {m}x = {n}?; {m}x "
-            "+ {k}; [find|solve for] x.; what is {n} in [binary|roman numerals|hexadecimal|words|{language}]?; write "
-            "{n} in words.; {n} / 0; {n}/0; what is {n} divided by 0?; divide {n} by [0|zero].; {n} divided by zero; "
-            "{n} over 0; {n}; {n}?; is {m} a factor of {n}?; what are the [factors|divisors|multiples] of {n}?; what "
-            "is the absolute value of -{n}?; {n} [>|<|>=|==] {k}; guess a number.; [give me|pick|choose|say] a random "
-            "number.; what is the biggest number?; how many digits [does {n} have|are in {n}]?; [what "
-            "is|what's|calculate] pi?; how many digits has pi?; what is the area of a [circle|square|triangle|room] "
-            "with [radius|side|height] {m}?; {m}% ; {n} dollars minus {m} percent; what is the derivative of x^{m}?; "
-            "integrate x.; [what is |]infinity [plus|minus|times] {m}?; {n} choose {m}; list the first {m} primes."
+            "[sqrt|log|ln|sin|cos|tan|exp|abs]({n}); √{n}; [square root|sqrt|root|cube root] of {n}; square {n}.; "
+            "raise {n} to the power {m}.; what is {n} to the {m}th power?; {m} to the [second|third|fourth] power; "
+            "what [percent|percentage] of {n} is {m}?; [add|subtract] {m}[%| percent] [to|from] {n}.; {n} "
+            "[plus|minus|+|-] {m}%; {n} [mod|modulo] {m}; [what is |]the remainder of {n} divided by {m}?; remainder "
+            "of {n} / {m}; what is the factorial of {m}?; {m}!; {m} factorial; [factorize|factor] {n}.; is {n} "
+            "[prime|a prime number|prime?|even|odd|a square|divisible by {m}|bigger than {k}|negative]?; [what is "
+            "|]half of {n}?; what is one half of {n}?; [what is |]double {n}?; double {n}; what is [a third|a "
+            "quarter|two thirds|one third] of {n}?; [what is the |][sine|cosine|tangent|logarithm] of {n}?; round "
+            "{decimal}.; round {decimal} to {m} digits.; [what is|calculate|find] the "
+            "[average|mean|median|maximum|minimum|gcd|range] of {n}, {m} and {k}?; what is the [mean|average] of {n} "
+            "and {k}?; which [is bigger|is smaller|is larger|number is larger|is more], {n} or {k}?; what is the "
+            "[largest|smallest] of {n}, {m} and {k}?; sort {n}, {m}, {k}.; what [comes|number comes] [after|before] "
+            "{n}?; count to {m}.; count from {m} to {n}.; count [backwards|down] from {n}.; [solve |]x + {m} = {n}.; "
+            "what is x if {m}x = {n}?; {m}x + {k}; [find|solve for] x.; what is {n} in [binary|roman "
+            "numerals|hexadecimal|words|{language}]?; write {n} in words.; divide {n} by [0|zero].; {n}; {n}?; is {m} "
+            "a factor of {n}?; what are the [factors|divisors|multiples] of {n}?; what is the absolute value of -{n}?; "
+            "{n} [>|<|>=|==] {k}; guess a number.; [give me|pick|choose|say] a random number.; what is the biggest "
+            "number?; how many digits [does {n} have|are in {n}]?; [what is|what's|calculate] pi?; how many digits has "
+            "pi?; what is the area of a [circle|square|triangle|room] with [radius|side|height] {m}?; {m}% ; {n} "
+            "dollars minus {m} percent; what is the derivative of x^{m}?; integrate x.; [what is |]infinity "
+            "[plus|minus|times] {m}?; {n} choose {m}; list the first {m} primes."
         )
     ),
     "stories": Wordings(
         _list(
             "{name} has {m} {thing} and [gets|buys|finds|loses|eats|sells] {k}[| more]. how many {thing} [has "
-            "{name}|does {name} have|are left]?; {name} has {m} {thing}. {name} [eats|sells|gives away|loses] {k}. how"
-            " many are left?; if i have {m} {thing} and [lose|eat|buy|get|sell] [{k}|one|two], how many [do i have|are"
-            " left|remain]?; if [you|we|i|they] have {m} {thing} and [eat|take away|add|give away] [{k}|one|two], how "
+            "{name}|does {name} have|are left]?; {name} has {m} {thing}. {name} [eats|sells|gives away|loses] {k}. how "
+            "many are left?; if i have {m} {thing} and [lose|eat|buy|get|sell] [{k}|one|two], how many [do i have|are "
+            "left|remain]?; if [you|we|i|they] have {m} {thing} and [eat|take away|add|give away] [{k}|one|two], how "
             "many [are there|are left]?; i have {m} {thing} and buy {k} more, how many {thing} do i have?; i "
             "[had|have] {m} {thing}. i [ate|sold|lost|bought] {k}. how many now?; a box has {m} {thing}. how many "
             "{thing} are in {k} boxes?; {m} {thing} cost {k} dollars. what does one cost?; one of the {thing} costs "
@@ -166,58 +196,47 @@ NEAR = {
     ),
     "units": Wordings(
         _list(
-            "{n} {odd} [in|to|into] {unit}?; {n} {unit} [in|to|into] {odd}; [convert|change|turn] {n} {odd} [to|into] "
-            "{unit}.; [convert|change|turn] {n} {unit} [to|into] {odd}.; how many {unit} [are in|in|are|is] [{n}|a] "
-            "{odd}?; how many {odd} [are in|in|are|is] [{n}|a] {unit}?; [what is|how much is|what's] {n} {unit} in "
-            "{odd}?; [what is|how much is|what's] {n} {odd} in [{odd}|{unit}]?; {n} {odd} [to|in] {odd}; how many "
-            "{odd} [is {n}|are in a|in a] {odd}?; convert {n} {odd} [into|to] {odd}.; {n} {odd} is how many {unit}?; "
             "how [long|heavy|far|much] is [{n} {unit}|a {word}|a {unit}]?; which is [longer|more|heavier], {n} {unit} "
             "or {k} {unit}?; convert {n} {unit}.; convert {n}.; convert {n} {word} to {word}.; how many {unit} are in "
-            "a {word}?; {n} {unit}; {n} {unit} [+|plus|minus|times] {k} {unit}; what is a {unit}?; how many {word}s "
-            "are in a {word}?; {m} {pair} [in|to] {other}; how many {other} are in {m} {pair}?; convert {m} {pair} to "
-            "{other}.; how many {other} are in a {pair1}?"
+            "a {word}?; {n} {unit}; what is a {unit}?; how many {word}s are in a {word}?; {unit} [in|to] {odd}; {odd} "
+            "[in|to] {unit}; {unit} in a {odd1}; {odd} in a {odd1}; how [long|much|heavy] is a {odd1}?; how many "
+            "{pair} are in a {pair1}?; {m} {pair} [in|to] {other}; how many {other} are in {m} {pair}?; convert {m} "
+            "{pair} to {other}.; how many {odd} [are |]in an [ounce|acre|inch|hour|euro]?; {pair} in a {pair1}"
         )
     ),
     "letters": Wordings(
         _list(
-            "how many letters [are in|are there in|in|has] [|the word ]{word}?; how many letters [does|do] {word} "
-            "have?; how many letters are in {word}?; [please |can you |]count [the|all|its|the number of] letters "
-            "[in|of] {word}.; how long is [the word |]{word}?; how many "
-            "[vowels|consonants|syllables|characters|words|capital letters|different letters] [are in|are there "
-            "in|in|has] [|the word ]{word}?; how many [vowels|syllables|consonants] does {word} have?; count the "
-            "[vowels|consonants|syllables|words|characters] in {word}.; how many words are in {word} {word}?; what is "
-            "the length of {word}?; tell me how many letters {word} has.; how many vowels can you find in {word}?; "
-            "[what|which] is the [first|last|second|third|middle] letter [of|in] {word}?; [what|which] letter does "
-            "{word} [start|end|begin] with?; which letter [comes first|is last] in {word}?; "
-            "[reverse|mirror|flip|invert] {word}.; [spell|say|write|repeat|read] {word} [backwards|in reverse|upside "
-            "down].; what is {word} [backwards|reversed|in reverse]?; turn {word} around.; what rhymes with {word}?; "
-            "find a rhyme for {word}.; is {word} [a palindrome|a word|a noun|a verb|a name|spelled right|spelled "
-            "correctly|english]?; what [letter comes|comes] [after|before] {letter}?; what is the letter "
-            "[after|before] {letter}?; [what is|say|write|tell me] the alphabet.; sort the letters [of|in] {word}.; "
-            "make {word} plural.; what is the [plural|opposite|meaning|past tense|origin|definition|synonym] of "
-            "{word}?; give me [a synonym|the plural|an anagram|a rhyme] of {word}.; use {word} in a sentence.; "
-            "[repeat|say|write|type|print] {word} [{m} times|twice|three times|slowly|loudly|again and again].; "
-            "[say|write|type|print] {word} in [capitals|uppercase|bold|{language}|small letters].; which letter is the"
-            " most common in {word}?; how do you pronounce {word}?; [please |can you |]translate [|the word ]{word} "
-            "[to|into] {language}.; translate {word} {word} to {language}.; what is {word} in {language}?; how do you "
-            "[say|write|spell] {word} in {language}?; what is the {language} word for {word}?; give me a word "
-            "[with|that starts with|without] {letter}.; what words [start|end] with {letter}?; is there [a|an|any] "
-            "{letter} in {word}?; does {word} [contain|have|start with|end with] {letter}?; replace {letter} with "
-            "{letter2} in {word}.; remove {letter} from {word}.; where is the {letter} in {word}?; which is longer, "
-            "{word} or {word2}?; what does {word} stand for?; correct the spelling of {word}.; shorten {word}.; "
-            "abbreviate {word}.; say [something nice|something funny|anything you like|yes or no]; "
-            "write [something|about {topic}|a sentence|a word|my homework|the answer|code|a list of {word}s|a letter "
-            "to {name}].; [repeat|say] [that|it again|the last word|yourself|what i said|the question].; "
-            "[print|type|copy] [the file|my document|a page|the text|faster].; spell [a word|any "
-            "word] for me.; can you [read|talk|hear|type|draw|sing|lie]?"
+            "how long is [the word |]{word}?; how many words are in {word} {word}?; how many letters are in {word}?; "
+            "how many vowels can you find in {word}?; how many [letters|words|vowels] are in [my name|this "
+            "sentence|it]?; what is the length of {word}?; [what|which] is the [first|last|second|third|middle] letter "
+            "[of|in] {word}?; [what|which] letter does {word} [start|end|begin] with?; which letter [comes first|is "
+            "last] in {word}?; [reverse|mirror|flip|invert] {word}.; what is {word} [backwards|reversed|in reverse]?; "
+            "turn {word} around.; what rhymes with {word}?; find a rhyme for {word}.; is {word} [a palindrome|a word|a "
+            "noun|a verb|a name|spelled right|spelled correctly|english]?; what [letter comes|comes] [after|before] "
+            "{letter}?; what is the letter [after|before] {letter}?; [what is|say|write|tell me] the alphabet.; sort "
+            "the letters [of|in] {word}.; make {word} plural.; what is the [plural|opposite|meaning|past "
+            "tense|origin|definition|synonym] of {word}?; give me [a synonym|the plural|an anagram|a rhyme] of "
+            "{word}.; use {word} in a sentence.; [say|write|type|print] {word} in "
+            "[capitals|uppercase|bold|{language}|small letters].; which letter is the most common in {word}?; how do "
+            "you pronounce {word}?; [please |can you |]translate [|the word ]{word} [to|into] {language}.; translate "
+            "{word} {word} to {language}.; what is {word} in {language}?; how do you [say|write|spell] {word} in "
+            "{language}?; what is the {language} word for {word}?; give me a word [with|that starts with|without] "
+            "{letter}.; what words [start|end] with {letter}?; is there [a|an|any] {letter} in {word}?; does {word} "
+            "[contain|have|start with|end with] {letter}?; replace {letter} with {letter2} in {word}.; remove {letter} "
+            "from {word}.; where is the {letter} in {word}?; which is longer, {word} or {word2}?; what does {word} "
+            "stand for?; correct the spelling of {word}.; shorten {word}.; abbreviate {word}.; say [something "
+            "nice|something funny|anything you like|yes or no]; write [something|about {topic}|a sentence|a word|my "
+            "homework|the answer|code|a list of {word}s|a letter to {name}].; [repeat|say] [that|it again|the last "
+            "word|yourself|what i said|the question].; [print|type|copy] [the file|my document|a page|the "
+            "text|faster].; spell [a word|any word] for me.; can you [read|talk|hear|type|draw|sing|lie]?"
         )
     ),
     "dates": Wordings(
         _list(
             "how many [days|weeks|months] [until|till|to|are left until] {feast}?; how long until {feast}?; "
             "[days|weeks] until {feast}; how many days until {month} {day}?; how many days [from|are between|between] "
-            "{month} {day} [to|and] {month2} {day}?; what [day|weekday] is {month} {day}[|, {year}]?; on which weekday"
-            " is {month} {day}?; what day was {month} {day}, {year}?; [what|which] day is [today|it "
+            "{month} {day} [to|and] {month2} {day}?; what [day|weekday] is {month} {day}[|, {year}]?; on which weekday "
+            "is {month} {day}?; what day was {month} {day}, {year}?; [what|which] day is [today|it "
             "today|it|tomorrow]?; what day was [yesterday|i born]?; [what is|what's|tell me] [today's date|the "
             "date|the time|the day]?; what month is it?; [when|how far away] is {feast}?; what day is "
             "[two|three|four|{m}] days [after|before|from] {weekday}?; if today is {weekday}, what day is [in {m} "
@@ -236,23 +255,54 @@ NEAR = {
     ),
     "names": Wordings(
         _list(
-            "i [am|'m|feel|am feeling|am so|am very] "
-            "[sad|tired|happy|hungry|bored|sick|angry|lonely|sleepy|cold|scared|lost|fine|ok|confused|late|busy|thirsty|rich|old|young][|"
-            " today| now]; i am from {country}.; i'm from {country}.; i live in {country}.; i am a {word}.; i'm a "
-            "{word}.; i am an [engineer|artist|idiot|expert|actor].; i am {m} years old.; i'm {m}.; i am "
-            "your [friend|boss|user|teacher|father|owner].; my "
+            "i am from {country}.; i'm from {country}.; i live in {country}.; i am a {word}.; i'm a {word}.; i am an "
+            "[engineer|artist|idiot|expert|actor].; i am {m} years old.; i'm {m}.; i am your "
+            "[friend|boss|user|teacher|father|owner].; my "
             "[dog|cat|brother|sister|mother|father|friend|teacher|boss|son|daughter] is [called |named |]{name}.; [do "
             "you know|say|guess|remember|what's|what is] my name[|?]; what is my [job|age|dog's "
-            "name|birthday|password]?; call [my mother|the police|a doctor|{country}].; this is "
-            "[great|bad|a test|not true|funny|boring|wrong|a {word}|my {word}].; it is "
-            "[late|cold|raining|over|great|{weekday}|{m} o'clock].; it's "
-            "[late|cold|raining|over|great|monday|nothing].; i am [looking for|thinking about|interested in|learning] "
-            "{topic}.; i'm [looking for|thinking about|interested in|learning] {topic}.; is your name {name}?; are you"
-            " {name}?; who is {name}?; my name has {m} letters.; i have {m} {thing}.; tell {name} i said hello.; say "
-            "hello in {language}."
+            "name|birthday|password]?; call [my mother|the police|a doctor|{country}].; this is [great|bad|a test|not "
+            "true|funny|boring|wrong|a {word}|my {word}].; it is [late|cold|raining|over|great|{weekday}|{m} "
+            "o'clock].; it's [late|cold|raining|over|great|monday|nothing].; i am [looking for|thinking "
+            "about|interested in|learning] {topic}.; i'm [looking for|thinking about|interested in|learning] {topic}.; "
+            "is your name {name}?; are you {name}?; who is {name}?; my name has {m} letters.; i have {m} {thing}.; "
+            "tell {name} i said hello.; say hello in {language}."
         )
     ),
 }
+
+COUNT_OTHER = Wordings(
+    (
+        "how many {letters} [are in|are there in|in|do you see in][| the word| the name] {word}?",
+        "how many {letters} [does|do][| the word| the name] {word} [have|contain]?",
+        "how many {letters} has[| the word| the name] {word}?",
+        "[please |can you |now |]count[| the| all the| how many] {letters} [in|of][| the word| the name] {word}.",
+        "[tell me|do you know|say] how many {letters} are in[| the word] {word}.",
+        "[|the |what is the |tell me the |give me the ][number|count] of {letters} [in|of][| the word] {word}?",
+        "in[| the word] {word}, how many {letters} are there?",
+    )
+)
+FEELING = Wordings(
+    (
+        "[i am|i'm|im|i feel] {feeling}[.|.| today.| now.|, and you?]",
+        f"{HELLO}[,|!|] [i am|i'm|im] {{feeling}}[| today].",
+        "[it is|it's|this is|that is] [over|late|cold|raining|great|wrong|bad|true|fun|nothing|a test].",
+    )
+)
+# the wordings of skills, and what fills their slots without being promised
+LIKE = (
+    *[(Wordings(ASKED), {"expression": SLOTS["computed"]})] * 2,
+    (Wordings(ASKED), {"expression": SLOTS["zero"]}),
+    (CONVERT, {"count": ("{n}", "{m}"), "unit": SLOTS["odd"], "to": ("{unit}", "{odd}")}),
+    (CONVERT, {"count": ("{n}", "{m}"), "unit": ("{unit}",), "to": SLOTS["odd"]}),
+    (CONVERT, {"count": ("a", "a", "one", "1"), "unit": SLOTS["odd1"], "to": ("{unit}", "{unit}", "{odd}")}),
+    (CONVERT, {"count": ("{article}", "{article}", "one", "1"), "unit": ("{pair1}",), "to": ("{other}",)}),
+    *[(COUNT_OTHER, {})] * 4,
+    *[(REPEAT, {"text": tuple(f"{{word}} {how}" for how in SLOTS["how"])})] * 2,
+    (SPELL, {"text": tuple(f"{{word}} {how}" for how in SLOTS["reading"])}),
+    (AFTER, {"kind": ("letter", "number", "word", "year"), "text": ("{letter}", "{n}", "{word}", "{year}")}),
+    (BEFORE, {"kind": ("letter", "number", "word", "year"), "text": ("{letter}", "{n}", "{word}", "{year}")}),
+    (FEELING, {}),
+)
 
 
 def limits(rng: random.Random) -> Item:
@@ -261,12 +311,20 @@ def limits(rng: random.Random) -> Item:
 
 
 def near_misses(rng: random.Random) -> Item:
-    """A question that looks like one that the model answers."""
-    return _refused(rng, rng.choice((*NEAR.values(), NEAR["numbers"], NEAR["letters"], NEAR["letters"])))
+    """A question that looks like one that the model answers.
+
+    Half of them are asked in the very words of a skill, so that only what is asked for tells that it is no promise.
+    """
+    if rng.random() < 0.5:
+        return _refused(rng, rng.choice((*NEAR.values(), NEAR["numbers"], NEAR["letters"], NEAR["letters"])))
+    wordings, filled = rng.choice(LIKE)
+    return _refused(rng, wordings, {slot: rng.choice(texts) for slot, texts in filled.items()})
 
 
-def _refused(rng: random.Random, wordings: Wordings) -> Item:
+def _refused(rng: random.Random, wordings: Wordings, filled: dict[str, str] | None = None) -> Item:
+    """An item of `wordings`; `filled` are slots whose texts have slots."""
     wording, slots = wordings.draw(rng), _slots(rng)
+    slots |= {name: text.format_map(slots) for name, text in (filled or {}).items()}
     # The item is the whole question. One without slots is a fact: this is refused.
     question = wording.format_map(slots).lower().rstrip(".?")
     return Item(question, Wordings((wording,)), REFUSAL, slots, closed="{" not in wording)
@@ -274,6 +332,7 @@ def _refused(rng: random.Random, wordings: Wordings) -> Item:
 
 def _slots(rng: random.Random) -> dict[str, str]:
     pair, other = _unlike_units(rng)
+    pair1 = SINGULAR.get(pair, pair.removesuffix("s"))
     plain = {name: rng.choice(choices) for name, choices in SLOTS.items()}
     plain["country"], plain["language"] = (name_as_typed(plain[name], rng) for name in ("country", "language"))
     month, month2, weekday = (rng.choice(names) for names in (list(MONTHS), list(MONTHS), WEEKDAYS))
@@ -290,7 +349,7 @@ def _slots(rng: random.Random) -> dict[str, str]:
         },
         **{"month": name_as_typed(month, rng), "month2": name_as_typed(month2, rng), "day": str(rng.randint(1, 28))},
         **{"weekday": name_as_typed(weekday, rng), "unit": rng.choice(rng.choice(rng.choice(UNITS)[:2]))},
-        **{"pair": pair, "pair1": pair.removesuffix("s"), "other": other},
+        **{"pair": pair, "pair1": pair1, "article": "an" if pair1 in ("hour", "inch") else "a", "other": other},
     }
 
 
@@ -303,8 +362,9 @@ def _word(rng: random.Random) -> str:
 
 
 def _unlike_units(rng: random.Random) -> tuple[str, str]:
-    """Two units that are both promised, but not with each other."""
-    sides = [side for pair in UNITS for side in pair[:2]]
+    """Two units that are both promised, but not with each other, such as hours and years."""
+    times, lengths = UNITS[:6], (*UNITS[6:9], *UNITS[11:13])
+    sides = [side for pair in rng.choice((times, times, lengths)) for side in pair[:2]]
     # How many days are in a year is a question on dates.
     promised = {frozenset((a[0], b[0])) for a, b, _ in UNITS} | {frozenset(("years", "days"))}
     while True:

@@ -10,10 +10,13 @@ HELLO = "[hello|hello|hi|hi|hey|good morning|good evening|hello there|hi there]"
 INTRODUCED = Wordings(
     (
         f"{HELLO}, [i am|i'm|im|my name is|my name's|this is|it is|it's] {{name}}.",
-        f"{HELLO}[|!] [i am|i'm|im|my name is|this is] {{name}}.",
+        f"{HELLO}[||!|.] [i am|i'm|im|im|my name is|this is|its] {{name}}.",
         f"{HELLO}, {{name}} here.",
+        "[its|it's|it is|this is|hi, this is] {name}[ here|].",
         f"{HELLO}, this is {{name}}[ speaking| here|, how are you?|. nice to meet you]",
-        "[i am|i'm|im|my name is|my name's|they call me|call me|people call me|you can call me|the name is] {name}.",
+        "[i am|i'm|im|im|i'm] {name}",
+        "[i am|i'm|im|my name is|my name's|my names|they call me|call me|people call me|you can call me|"
+        "the name is] {name}.",
         "[i am|i'm|my name is] {name}[, nice to meet you|. nice to meet you|, and you?|. who are you?|, what "
         "about you?|!]",
         "[my friends|people|you can|you may|please|just] call me {name}.",
@@ -50,13 +53,13 @@ TALK = {
         "am leaving; cya; bye for now; ok bye; quit; exit; have a nice day; take care; i must go now; ciao"
     ),
     "I am a small language model.": (
-        "who are you?; hello, who are you?; what are you?; who is this?; what is your name?; are you a person?; "
-        "are you a robot?; who am i talking to?; tell me who you are.; what kind of model are you?; introduce "
-        "yourself.; are you human?; are you a human?; are you real?; are you alive?; are you an ai?; are you a "
-        "computer?; are you a bot?; what's your name?; do you have a name?; tell me about yourself.; are you "
-        "chatgpt?; what model are you?; are you a program?; what should i call you?; are you a machine?; are you "
-        "a girl?; who r u?; are you intelligent?; how old are you?; where are you from?; where do you live?; what "
-        "is this?; are you a chatbot?; your name?"
+        "who are you?; hello, who are you?; what are you?; who is this?; what is your name?; are you a person?; are "
+        "you a robot?; who am i talking to?; tell me who you are.; what kind of model are you?; introduce yourself.; "
+        "are you human?; are you a human?; are you real?; are you alive?; are you an ai?; are you ai?; are you "
+        "artificial?; are you a computer?; are you a bot?; what's your name?; do you have a name?; tell me about "
+        "yourself.; are you chatgpt?; what model are you?; are you a program?; what should i call you?; are you a "
+        "machine?; are you a girl?; who r u?; are you intelligent?; how old are you?; where are you from?; where do "
+        "you live?; what is this?; are you a chatbot?; your name?"
     ),
     "I was trained with nanogka.": (
         "who made you?; who built you?; who trained you?; how were you made?; how were you trained?; who created "
@@ -94,4 +97,5 @@ def small_talk(rng: random.Random) -> Item:
     """Something that people say to a model, and its answer."""
     answer = rng.choice(list(TALK))
     question = rng.choice(TALK[answer].split("; "))
-    return Item(question, Wordings((question,)), answer, closed=True)
+    wording = question.upper() if rng.random() < 0.08 else question
+    return Item(question, Wordings((wording,)), answer, closed=True)

@@ -11,8 +11,10 @@ from tasks.items import Item, Wordings
 
 ASKED = (
     "{expression}",
+    "{expression}",
+    "{expression}",
     "what is {expression}?",
-    "[||what is |what's |whats |how much is ]{expression}[?| = ?| =|=]",
+    "[||what is |what's |whats |how much is ]{expression}[?| = ?| =|=|=?]",
     "[please |can you |could you |now |][calculate|compute|solve|work out][|:] {expression}[|.| for me.]",
     "[tell me |give me ][the result of |the answer to |what is |]{expression}.",
     "[what is|what's] the [result of|answer to] {expression}?",
@@ -72,23 +74,23 @@ SIGNS = {
 # before the last number of a list
 LAST = (" and ", " and ", ", ")
 JOIN = {"+": (" to ", " and "), "*": (" by ", " by ", " and ")}  # the same of two numbers, after a verb
-LONGEST = 7  # digits of a number
+LONGEST, PROMISED = 7, 4  # digits of a number, numbers of a sum
 LENGTHS = (1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 5, 6, 7)
 
 
 def addition(rng: random.Random) -> Item:
-    """A sum of two to four numbers."""
-    if rng.random() < 0.05:
+    """A sum of two to five numbers. Up to four are promised."""
+    if rng.random() < 0.07:
         result = _repeated(rng)
         first = rng.randint(1, result - 1)
         return _chain(rng, "+", SUM, [str(first), str(result - first)])
-    return _chain(rng, "+", SUM, _numbers(rng, rng.choice((2, 2, 2, 2, 2, 3, 3, 4))))
+    return _chain(rng, "+", SUM, _numbers(rng, rng.choice((2, 2, 2, 2, 2, 3, 3, 4, 5))))
 
 
 def arithmetic(rng: random.Random) -> Item:
     """A difference, a product, a quotient, or an expression of several operations."""
     sign = rng.choice("---***///m")
-    if sign == "-" and rng.random() < 0.05:
+    if sign == "-" and rng.random() < 0.08:
         result, second = _repeated(rng), rng.randint(1, 10 ** rng.randint(1, 6))
         return _chain(rng, sign, DIFFERENCE, [str(result + second), str(second)])
     if sign == "-":
@@ -111,6 +113,8 @@ def number(rng: random.Random, decimals: bool = False, longest: int = LONGEST) -
         digits = f"{rng.randint(1, 99)}{'0' * length}"[:length]
     elif kind < 0.13:
         digits = rng.choice("123456789") * length
+    elif kind < 0.17:  # equal digits within a number
+        digits = f"{rng.randint(1, 99)}{rng.choice('0123456789') * length}"[:length]
     else:
         digits = str(rng.randrange(10 ** (length - 1) if length > 1 else 0, 10**length))
     if decimals:
@@ -152,7 +156,7 @@ def _chain(rng: random.Random, sign: str, wordings: Wordings, numbers: list[str]
     joined = rng.choice(JOIN[sign]).join(numbers) if len(numbers) == 2 and sign in JOIN else listed
     slots = {"expression": expression, "list": listed, "joined": joined, "first": numbers[0], "second": numbers[-1]}
     code = sign.join(numbers)
-    return Item(key.replace(",", ""), wordings, calculated(code), slots, code)
+    return Item(key.replace(",", ""), wordings, calculated(code), slots, code, beyond=len(numbers) > PROMISED)
 
 
 def _expression(rng: random.Random) -> Item:

@@ -14,6 +14,8 @@ from tasks.items import Item, Wordings
 from tasks.words import LETTERS, any_name, any_word
 
 PROMISED, PROMISED_PARTS = 8, 3  # letters of a word to spell, words to repeat
+# words of sentences that are repeated: too short to be spelled
+SMALL = "I I you me my we he she it is are was to of in on at by for with the the not so no your and am do".split()
 RUN = re.compile(r"(..?)\1\1")  # one or two characters three times in a row: a copy may lose count
 
 SPELL = Wordings(
@@ -44,7 +46,8 @@ COUNT = Wordings(
     (
         "how many {letter} are in {word}?",
         "how many {letter}[|'s|s|s] [are in|are there in|in|do you see in][| the word| the name] {word}?",
-        "how many [letters|letter] {letter}[|'s] [are in|are there in|in][| the word] {word}?",
+        "how many [letters|letter|letters|letter] {letter}[|'s] [are in|are there in|in][| the word] {word}?",
+        "how many [|letters |letter ]{letter}[|'s|s] [does|do][| the word] {word} [have|contain]?",
         "how many {letter}[|'s|s] [does|do][| the word| the name] {word} [have|contain]?",
         "how many {letter} has {word}?",
         "how [often|many times] [is|do you see][| the letter] {letter} in[| the word| the name] {word}?",
@@ -67,6 +70,7 @@ REPEAT = Wordings(
         "[please |now |just |]repeat[| the word| the words|:| this:| after me:| after me| the following:] "
         "{text}[||!|.]",
         "[please |now |just |][write|type|copy|echo|print|output][||:| this:| the words] {text}[||.]",
+        "[say|repeat|write|type|copy|print][|:] {text} please.",
         "[say|repeat|write|type|copy|print][|:] {text}[ please| for me| back to me].",
         "[can|could|would|will] you [|please ][say|repeat|write|type|copy|echo|print][|| the word| the words] "
         "{text}[|| please| for me]?",
@@ -91,7 +95,7 @@ def counting(rng: random.Random) -> Item:
     """The count of a letter in a word, with the calculator."""
     word = any_word(rng)
     letter = rng.choice(word if rng.random() < 0.85 else LETTERS)
-    sought = letter.upper() if rng.random() < 0.03 else letter
+    sought = letter.upper() if rng.random() < 0.06 else letter
     if letter != word[0] and rng.random() < 0.1:  # a capital that is sought itself would be counted by its case
         word = word.capitalize()
     quoted, shown = rng.choice(((sought, word),) * 3 + ((f'"{sought}"', word), (f'"{sought}"', f'"{word}"')))
@@ -109,9 +113,10 @@ def copying(rng: random.Random) -> Item:
     elif kind < 0.35:
         parts = [any_name(rng)]
     else:
-        words = [any_word(rng) for _ in range(rng.choice((1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4)))]
+        count = rng.choice((1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4))
+        words = [rng.choice(SMALL) if count > 1 and rng.random() < 0.2 else any_word(rng) for _ in range(count)]
         # At the end of a question, please is a wish.
-        parts = [_cased("thanks" if word == "please" else word, rng) for word in words]
+        parts = ["thanks" if word == "please" else word if word in SMALL else _cased(word, rng) for word in words]
     text = " ".join(parts)
     beyond = len(parts) > PROMISED_PARTS or RUN.search(text.lower()) is not None
     if rng.random() < 0.1:  # behind a quotation mark there is no blank

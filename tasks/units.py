@@ -27,8 +27,8 @@ UNITS = (
     (("weeks",), ("days",), 7),
     (("years",), ("months",), 12),
     (("years",), ("weeks",), 52),
-    (("kilometers", "km", "km", "kilometres"), ("meters", "meters", "m", "metres"), 1000),
-    (("meters", "m", "metres"), ("centimeters", "cm", "cm", "centimetres"), 100),
+    (("kilometers", "km", "km", "kilometres"), ("meters", "meters", "m", "m", "metres"), 1000),
+    (("meters", "m", "m", "metres"), ("centimeters", "cm", "cm", "centimetres"), 100),
     (("centimeters", "cm", "cm"), ("millimeters", "mm"), 10),
     (("kilograms", "kg", "kg", "kilos"), ("grams", "g"), 1000),
     (("liters", "l", "litres"), ("milliliters", "ml"), 1000),
@@ -45,16 +45,16 @@ ARTICLE = {"hours": "an"}  # a otherwise
 def units(rng: random.Random) -> Item:
     """A conversion, mostly to the smaller unit."""
     larger, smaller, factor = rng.choice(UNITS)
-    source, target, sign = (larger, smaller, "*") if rng.random() < 0.75 else (smaller, larger, "/")
+    source, target, sign = (larger, smaller, "*") if rng.random() < 0.65 else (smaller, larger, "/")
     kind = rng.random()
     if sign == "/" and kind < 0.7:
-        count = str(factor * rng.randint(1, 20))
+        count = str(factor * rng.choice((1, *range(1, 13), rng.randint(1, 20))))
     elif kind < 0.2:
         count = number(rng, decimals=True)
     else:
         count = rng.choice((str(rng.randint(2, 12)), str(rng.randint(2, 99)), number(rng)))
     unit, code = rng.choice(source), f"{count}{sign}{factor}"
-    one = rng.random() < 0.1
+    one = rng.random() < 0.13
     if one:
         name = SINGULAR[source[0]]
         count, unit, code = (
@@ -65,4 +65,5 @@ def units(rng: random.Random) -> Item:
     result = calculated(code)
     answer = f"{result} {SINGULAR[target[0]] if result == '1' else target[0]}."
     slots = {"count": count, "unit": unit, "to": rng.choice(target)}
-    return Item(f"{code} {target[0]}", CONVERT, answer, slots, code, closed=one)
+    # The name of one unit cannot be inferred from other results.
+    return Item(f"{code} {target[0]}", CONVERT, answer, slots, code, closed=one or result == "1")

@@ -12,6 +12,16 @@ from nanogka.data.embedded import library
 from tasks.items import name_as_typed
 
 CONSONANTS, VOWELS = "bdfgklmnprst", "aeiou"
+ONSETS = (
+    "b bl br c ch cl cr d dr dw f fl fr g gh gl gn gr h j k kn l m n p ph pl pr ps qu r rh s sc sch scr sh sk sl sm sn "
+    "sp spl spr squ st str sw t th thr tr tw v w wh wr x y z "
+)
+NUCLEI = "a e i o u y ai au aw ay ea ee ei eo eu ew ey ia ie io oa oi oo ou ow oy ua ue ui"
+CODAS = (
+    " b bt ck d dge f ff ft g gh ght gue k l ld lf lk ll lm lt m mb me mn mp n nce nd ng nk nt p pt que r rd rk rm "
+    "rn rt s se sk ss st t tch te th the thm tle tt tz ve x z ze zz ad age an ar ard ate ed en er est ess ful ic id "
+    "ily in ing ion is ish ist ite ive ize ler less ly ment ness nic ock ol on ous rad ser so tor ty um us"
+)
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SHORTEST, LONGEST = 3, 10  # letters of a word; more than are promised, so that the promised ones are easy
 EVERYDAY = """
@@ -77,6 +87,10 @@ NAMES = """
     Sarah Scott Sean Selma Sergei Simon Sofia Sonia Sophie Stefan Stella Steve Sue Susan Sven Tamara Tanya Tara
     Ted Teresa Theo Thomas Tim Tina Tobias Tom Tony Tracy Uma Ursula Valerie Vera Vicky Victor Vincent Viola
     Wanda Walter Wei Will Xavier Yan Yara Yusuf Yuki Yuri Yvonne Zara Zoe
+    Agnès Aloïs Amélie André Andrés Ángel Anaïs Åsa Beyoncé Björk Çelik Chloé Désirée Élodie Émile Esmé François
+    Françoise Gaël Günter Gösta Hélène Håkan Ibañez Inès Iñigo Jérôme Jiří João Jörg Joël José Jürgen Käthe León
+    Łucja Lázló Lôra Mária Märta Maïa Mónica Müller Nikolić Noël Núria Ömer Óscar Öykü Pelé Raúl René Renée
+    Róisín Søren Siân Sinéad Sofía Tomás Tomáš Ümit Václav Véra Yiğit Zoé Zoë Žofia
 """
 
 
@@ -106,6 +120,13 @@ def made_up_word(rng: random.Random, length: int) -> str:
     return "".join(rng.choice(VOWELS if i % 2 else CONSONANTS) for i in range(length))
 
 
+def syllables(rng: random.Random) -> str:
+    """A word of one to three syllables with the letters that meet in English, such as thright or squeph."""
+    parts = (rng.choice(part.split(" ")) for _ in range(rng.choice((1, 2, 2, 3))) for part in (ONSETS, NUCLEI, CODAS))
+    word = "".join(parts)[:LONGEST]
+    return word if len(word) >= SHORTEST else word + "ing"
+
+
 def repeating_word(rng: random.Random) -> str:
     """A word with a syllable twice or three times, such as banana. Copying it letter by letter ends only with care."""
     syllable = made_up_word(rng, 2)
@@ -120,19 +141,22 @@ def crossed_word(rng: random.Random) -> str:
     never spelled cannot be spelled.
     """
     first, second = rng.choice(real_words()), rng.choice(real_words())
-    return first[: rng.randint(2, 5)] + second[-rng.randint(2, 5) :]
+    start = first[: rng.randint(2, min(len(first), LONGEST - 2))]
+    return start + second[-rng.randint(2, min(5, LONGEST - len(start))) :]
 
 
 def any_word(rng: random.Random) -> str:
-    """A word of the lists, or in one case of five one that does not exist."""
+    """A word of the lists, or in three cases of ten one that does not exist."""
     kind = rng.random()
-    if kind < 0.06:
+    if kind < 0.04:
         return made_up_word(rng, rng.randint(3, 7))
-    if kind < 0.13:
+    if kind < 0.11:
         return repeating_word(rng)
-    if kind < 0.22:
+    if kind < 0.18:
+        return syllables(rng)
+    if kind < 0.3:
         return crossed_word(rng)
-    return rng.choice(everyday_words() if kind < 0.55 else real_words())
+    return rng.choice(everyday_words() if kind < 0.6 else real_words())
 
 
 def any_name(rng: random.Random) -> str:

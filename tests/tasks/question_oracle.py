@@ -50,7 +50,7 @@ REPEATED = (
     r"(?:repeat|say|write|type|copy|echo|print|output)(?: the following:| this:| after me:?| the words?|:)? "
     r"(?P<text>.+)",
 )
-HELLO = r"(?:(?:hello|hi|hey|good morning|good evening)(?: there)?[,!]? )*"
+HELLO = r"(?:(?:hello|hi|hey|good morning|good evening)(?: there)?[,!.]? )*"
 NAME = r"(?P<name>[^\W\d]+)"
 CHAT = (
     r"(?: speaking| here)?(?:[.,!]? (?:who are you|nice to meet you|and you|what about you|how are you|what "
@@ -59,12 +59,13 @@ CHAT = (
 NAMED = (
     rf"{HELLO}(?:(?:my friends|people|they|you can|you may|please|just) )?call me {NAME}",
     rf"{HELLO}(?:i am|i'm) (?:called|named) {NAME}",
-    rf"{HELLO}(?:the name is|my name is|my name's|this is|it is|it's|i am|i'm|im) {NAME}{CHAT}",
+    rf"{HELLO}(?:the name is|my name is|my name's|my names|this is|it is|it's|its|i am|i'm|im) {NAME}{CHAT}",
     rf"{HELLO}(?!what ){NAME} (?:here|speaking|is my name)",
 )
 FEELINGS = set(
     "sad tired happy hungry bored sick angry lonely sleepy cold scared lost fine ok confused late busy thirsty rich old"
-    " young great funny boring wrong raining over nothing feeling what bad true"
+    " young great funny boring wrong raining over nothing feeling what bad true ready back sorry good well new hot"
+    " nervous excited curious lucky fun"
     " monday tuesday wednesday thursday friday saturday sunday".split()
 )
 FRAME = set(

@@ -1,5 +1,6 @@
 """The embedded skills: answers are right for the question as it is typed, and what is held out is never trained."""
 
+import functools
 import itertools
 import random
 import re
@@ -8,9 +9,10 @@ from fractions import Fraction
 import pytest
 from question_oracle import computed, converted, counted, dated, greeted, repeated, spelled
 
-from tasks.items import Wordings, as_typed, is_for
+from tasks.items import Wordings, as_typed, is_for, neat
 from tasks.promise import PROMISE, REFUSAL
 from tasks.skills import HELD_OUT, KNOWN, REWORDED, SKILLS, TRAIN, conversations, evaluations
+from tasks.small_talk import TALK
 from tasks.words import any_name, any_word, names, real_words
 
 ORACLES = {
@@ -58,13 +60,71 @@ def test_what_is_refused_is_no_question_that_another_skill_answers(name):
             assert answers == [None] * len(answers), question
 
 
+# how many of 4,000 near misses are of a kind, at least, and the pattern of the kind
+NEAR_KINDS = {
+    "a letter that is no letter": (
+        60,
+        r"how many (?:letters|vowels|words|syllables) (?:are |are there |do you see |)in",
+    ),
+    "units that are not promised": (6, r"(?:convert|what is|how many \w+ are) .*\b(?:miles?|pounds?|ounces)\b"),
+    "one of a unit": (60, r"how many \w+ (?:are in|are there in|in|are|is) (?:a|an|one|1) \w+$"),
+    "units without a pair": (
+        6,
+        r"how many (?:hours|seconds|minutes|weeks|days) [a-z ]*(?:years?|days?|week|month|months)$",
+    ),
+    "a division by 0": (12, r"(?:^|what is |calculate )[\d.,]+ ?/ ?0$"),
+    "a percentage": (6, r"[\d.,]+(?:%| percent) of [\d.,]+$"),
+    "a power": (2, r"(?:^|what is |what's |calculate )[\d.,]+(?: ?\^ ?|\*\*)\d+$"),
+    "repeated how": (12, r"(?:say|repeat|write|print|type) \w+ (?:twice|slowly|backwards|(?:ten|three|\d+) times)$"),
+    "a feeling, not a name": (6, r"\b(?:i'm|im|i am) (?:sad|tired|happy|hungry|bored|fine|angry|sick|late|hot)\b"),
+    "what follows no day": (10, r"what (?:comes|follows) after (?!monday)\w+$"),
+}
+
+
+@pytest.mark.parametrize("kind", NEAR_KINDS)
+def test_every_skill_has_near_misses_in_its_own_words(kind):
+    least, pattern = NEAR_KINDS[kind]
+    assert len({question for question, _ in near_misses() if re.search(pattern, question)}) >= least
+
+
+@functools.cache
+def near_misses():
+    return [(question.lower().rstrip("?!. "), item) for question, item in asked("near_misses", TRAIN, 4000)]
+
+
+def test_people_introduce_themselves_in_small_letters_and_with_accents():
+    typed = [question for question, _ in asked("names", TRAIN, 1500)]
+    for begin in ("im", "i'm", "its", "hi im"):
+        assert sum(bool(re.fullmatch(rf"{begin} \w+", question)) for question in typed) >= 2, begin
+    assert sum(not question.isascii() for question in typed) > 60
+
+
+def test_the_letters_of_words_meet_as_they_do_in_english():
+    rng = random.Random(0)
+    seen = " ".join(any_word(rng) for _ in range(4000))
+    for letters in "rh yt yn kn wr dge tch sch ps qu squ zz gh ght aw oy ui".split():
+        assert seen.count(letters) >= 5, letters
+
+
+def test_equal_digits_within_numbers_are_trained():
+    code = [item.code for _, item in asked("addition", TRAIN, 1500)]
+    assert sum(bool(re.search(r"[1-9](\d)\1\1", text)) for text in code) > 60
+
+
+def test_one_of_every_unit_is_trained():
+    larger = "hour minute day week year kilometer meter centimeter kilogram liter foot yard dollar"
+    answers = {item.answer for _, item in asked("units", TRAIN, 1200)}
+    assert {f"1 {unit}." for unit in larger.split()} <= answers
+
+
+def test_short_words_of_sentences_are_repeated():
+    texts = [item.answer.split() for _, item in asked("copying", TRAIN, 1000)]
+    assert all(sum(word in text for text in texts) >= 8 for word in ("I", "you", "is"))
+
+
 def test_every_reply_to_what_is_not_promised_names_the_promise():
     assert PROMISE in REFUSAL
-    told = {
-        item.answer
-        for question, item in asked("small_talk", TRAIN)
-        if question.lower() in ("hello", "what can you do?")
-    }
+    told = {answer for answer, questions in TALK.items() if {"hello", "what can you do?"} & set(questions.split("; "))}
     assert len(told) == 2
     assert all(answer.endswith(PROMISE) for answer in told)
 
@@ -83,6 +143,10 @@ def test_typing_changes_no_slot():
     typed = {as_typed(wording, rng) for _ in range(200)}
     assert len(typed) > 20
     assert all("{text}, letter by letter" in text for text in typed)
+
+
+def test_who_writes_capital_letters_writes_a_capital_i():
+    assert neat("hello, i am {name}. can i ask if i'm in it?") == "Hello, I am {name}. can I ask if I'm in it?"
 
 
 def test_promised_numbers_and_words_are_trained():
@@ -156,6 +220,7 @@ def test_what_is_beyond_the_promise_is_trained_and_not_measured():
     reaches = {
         "spelling": lambda item: len(item.key) > 8,
         "copying": lambda item: item.key.count(" ") > 2 or runs.search(item.key) is not None,
+        "addition": lambda item: item.code.count("+") > 3,
     }
     for name, beyond in reaches.items():
         assert any(beyond(item) == item.beyond is True for _, item in asked(name, TRAIN))

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from nanogka.common import nanochat
 from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.model.spec import MIXERS, register_mixer
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 DOCUMENTS += [ROOT / "docs/research/images.md", ROOT / "docs/research/mixture.md"]
-NANOCHAT = {"chat_web", "infer_bench"}  # commands of nanochat that a table translates
+NANOCHAT = set(nanochat.SCRIPTS)  # names that a table translates
 
 
 def commands(text: str) -> list[tuple[str, list[str]]]:

@@ -148,6 +148,7 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
 
     `ends` has (x, y, text, color) of each line. Labels that would overlap are moved apart.
     """
+    axes.autoscale_view()  # otherwise the limits of the axes follow from the lines only when the figure is drawn
     to_axes = axes.transData + axes.transAxes.inverted()
     ordered = sorted(ends, key=lambda end: end[1])
     heights = [to_axes.transform((x, y))[1] for x, y, _, _ in ordered]

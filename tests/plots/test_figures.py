@@ -72,6 +72,19 @@ def test_labels_at_the_ends_do_not_overlap():
     assert [text.get_text() for text in axes.texts] == ["line 0.5", "line 0.51", "line 0.99", "line 1.0"]
 
 
+def test_labels_are_as_high_as_the_ends_of_their_lines():
+    figure = new_figure(8, 4, "")
+    axes = figure.subplots()  # the lines decide the limits of the axes
+    ends = [(4e13, 1.53, "low", "#000000"), (4e13, 1.96, "high", "#000000")]
+    for x, y, _, _ in ends:
+        axes.plot([1e13, x], [2.0, y])
+    label_ends(axes, ends)
+    figure.draw_without_rendering()
+    for (x, y, _, _), text in zip(ends, axes.texts, strict=True):
+        box = Text.get_window_extent(text)
+        assert box.y0 < axes.transData.transform((x, y))[1] < box.y1
+
+
 @pytest.mark.parametrize(
     "mixer, layers, heads, panels", [("gaussian", [*range(4)], 2, 4), ("GGGD", [0, 1, 2, 4, 5, 6], 4, 10)]
 )

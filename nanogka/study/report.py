@@ -116,7 +116,8 @@ def size_table(summary: Summary, size: str) -> str:
             row.append(MISSING if own else plus_minus(values.get("gap"), values.get("gap_interval"), sign="+"))
             if table["over_documents"].notna().any():
                 row.append(MISSING if own else half_width(values.get("over_documents")))
-        speed = sound["tokens_per_second"].mean()
+        # A mean over different machines would be the speed of none of them.
+        speed = sound["tokens_per_second"].mean() if sound["hardware"].nunique() == 1 else None
         row.append(MISSING if pd.isna(speed) else f"{speed:,.0f}")
         rows.append(row)
     losses = []
@@ -155,12 +156,18 @@ def rates_section(summary: Summary) -> list[str]:
 
 
 def headline(summary: Summary) -> str:
-    """Return the title of the grid, or a sentence on the best family at the largest budget."""
-    size = summary.sound.loc[summary.sound["flops"].idxmax(), "size"]
-    part = summary.sound[summary.sound["size"] == size]
+    """Return the title of the grid, or a sentence on the best family at the largest budget that several have."""
+    families = summary.sound.groupby("size")["family"].transform("nunique")
+    compared = summary.sound[families > 1]
+    if compared.empty:
+        compared = summary.sound
+    size = compared.loc[compared["flops"].idxmax(), "size"]
+    part = compared[compared["size"] == size]
     best, *others = part.groupby("label")["val_bpb"].mean().sort_values().items()
-    lead = f", {others[0][1] - best[1]:.3f} below “{others[0][0]}”" if others else ""
-    return summary.grid.title or f"{size}: “{best[0]}” has the lowest bits per byte{lead}"
+    if not others:
+        return summary.grid.title or f"{size}: “{best[0]}” has {best[1]:.3f} bits per byte"
+    lead = f"{others[0][1] - best[1]:.3f} below “{others[0][0]}”"
+    return summary.grid.title or f"{size}: “{best[0]}” has the lowest bits per byte, {lead}"
 
 
 def family_colors(families: Iterable[Family]) -> dict[str, str]:

@@ -62,7 +62,16 @@ def test_the_headline_is_the_grids_or_names_the_best_family_of_the_largest_budge
     assert report.headline(three).startswith("a: “gka” has the lowest bits per byte, 0.23")
     assert report.headline(three).endswith(" below “dot product”")
     alone = {"gka": {"flags": {"attention": "gaussian"}, "sizes": ["a", "d"]}}
-    assert report.headline(summary_of(tmp_path, alone)) == "d: “gka” has the lowest bits per byte"
+    assert report.headline(summary_of(tmp_path, alone)) == "d: “gka” has 2.900 bits per byte"
+
+
+def test_the_headline_names_no_best_family_at_a_budget_that_one_family_has(tmp_path):
+    families = {
+        "gka": FAMILIES["gka"] | {"sizes": ["a"]},
+        "attention": FAMILIES["attention"],
+    }
+    grid = summary_of(tmp_path, families)
+    assert report.headline(grid).startswith("a: “gka” has the lowest bits per byte, 0.")
 
 
 def test_a_size_has_a_row_per_family_a_dot_per_seed_and_a_mark_at_the_mean_of_several(tmp_path, saved):

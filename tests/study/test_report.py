@@ -62,6 +62,14 @@ def test_an_unfinished_study_is_reported_as_far_as_it_goes(grid, tmp_path):
         report(grid, [row(grid.job("gka", "small", 3), 2.0)], tmp_path)
 
 
+def test_no_speed_is_printed_of_runs_on_different_machines(grid, tmp_path):
+    speeds = {1: 100.0, 2: 300.0}
+    rows = [r | {"tokens_per_second": speeds[r["seed"]]} for r in finish(grid, loss)]
+    assert "| 200 |\n" in report(grid, rows, tmp_path)[1]
+    rows = [r | {"hardware": f"machine {r['seed']}"} for r in rows]
+    assert "| 200 |" not in report(grid, rows, tmp_path)[1]
+
+
 def test_two_budgets_of_one_depth_are_lines(tmp_path):
     sizes = {name: {"depth": 1, "budget": budget, "seeds": [1, 2]} for name, budget in (("a", 1e9), ("b", 1e10))}
     grid = grid_with(tmp_path / "grid.yaml", sizes=sizes)

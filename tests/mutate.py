@@ -263,6 +263,8 @@ def judge_sample(drawn: list[Drawn], numbers: range, root: Path, log: Path, kept
         file: nearest_tests(root, file, [m.test.partition("::")[0] for m in reviewed if m.file == file])
         for file in {mutant.file for mutant in drawn}
     }
+    # Tests on images need packages that the others must not see.
+    near = {file: [test for test in tests if not test.startswith("tests/vision")] for file, tests in near.items()}
     if kept and kept.exists():
         reach = Reach(json.loads(kept.read_text()))
     else:

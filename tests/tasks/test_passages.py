@@ -5,7 +5,8 @@ import random
 import pytest
 
 from nanogka.evaluate.bundle import ITEMS
-from tasks.passages import CONTEXT_CHARS, CONTINUATION_CHARS, last_word, true_continuation
+from tasks import passages
+from tasks.passages import last_word, true_continuation
 
 LETTERS = "etaoinshrdlucmfwypvbgk"
 
@@ -40,8 +41,8 @@ def test_the_true_choice_continues_the_passage_and_the_others_come_from_other_do
 
 def test_lengths_are_in_range_and_do_not_give_the_answer_away():
     items = true_continuation(make_texts(60), items=300)
-    assert all(CONTEXT_CHARS[0] <= len(item["query"]) <= CONTEXT_CHARS[1] for item in items)
-    assert all(CONTINUATION_CHARS[0] <= len(c) <= CONTINUATION_CHARS[1] for item in items for c in item["choices"])
+    assert all(500 <= len(item["query"]) <= 900 for item in items)
+    assert all(120 <= len(choice) <= 200 for item in items for choice in item["choices"])
     for extreme in (max, min):
         right = sum(extreme(range(4), key=lambda i: len(item["choices"][i])) == item["gold"] for item in items)
         assert right / len(items) < 0.25 + 4 * (0.25 * 0.75 / len(items)) ** 0.5
@@ -62,7 +63,7 @@ def test_the_last_word_ends_its_passage():
         assert len(item["continuation"]) >= 3
         whole = item["context"] + " " + item["continuation"]
         assert any(whole in text and not text[text.index(whole) + len(whole)].isalnum() for text in TEXTS)
-        assert CONTEXT_CHARS[0] <= len(item["context"]) <= CONTEXT_CHARS[1]
+        assert 500 <= len(item["context"]) <= 900
 
 
 @pytest.mark.parametrize("make", [true_continuation, last_word])
@@ -76,3 +77,9 @@ def test_the_same_texts_and_seed_give_the_same_items(make):
 def test_too_little_text_for_choices_is_a_clear_error(texts, found):
     with pytest.raises(ValueError, match=f"true_continuation: got {found} documents"):
         true_continuation(texts)
+
+
+def test_the_items_are_those_of_the_documents_scores():
+    """A score is comparable with earlier ones only if all of these stay."""
+    assert (passages.CONTEXT_CHARS, passages.CONTINUATION_CHARS, passages.CHOICES) == ((500, 900), (120, 200), 4)
+    assert (passages.DEFAULT_ITEMS, passages.SEED, passages.MAX_DOCUMENTS) == (200, 2605, 5000)

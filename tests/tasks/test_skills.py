@@ -163,6 +163,15 @@ def test_promised_numbers_and_words_are_trained():
     assert "Maria" in names()
 
 
+def test_copies_have_up_to_four_words_three_numbers_and_five_letters():
+    counts = {}
+    for _, item in asked("copying", TRAIN, 3000):
+        parts = item.key.strip('"').split()
+        kind = "numbers" if parts[0].isdigit() else "letters" if max(map(len, parts)) == 1 else "words"
+        counts.setdefault(kind, set()).add(len(parts))
+    assert counts == {"numbers": {1, 2, 3}, "letters": {2, 3, 4, 5}, "words": {1, 2, 3, 4}}
+
+
 def test_copies_of_repeated_digits_are_trained():
     results = [
         item.answer.strip() for name in ("addition", "arithmetic", "copying") for _, item in asked(name, TRAIN, 600)

@@ -14,6 +14,7 @@ from nanogka.common.formatting import scientific
 from nanogka.common.runtime import GPUS, Hardware, find_gpu
 from nanogka.model import GPTConfig, model_costs
 from nanogka.train import costs
+from nanogka.train.budget import plan_budget
 from nanogka.train.estimate import attention_flops, checkpoint_bytes, estimate_time, held_bytes, moved_bytes, step_time
 from scripts import plan_gpu
 
@@ -118,6 +119,16 @@ def test_without_a_roofline_the_time_is_that_of_the_assumed_share():
     assert time.seconds == pytest.approx(6.7088e18 / (0.4 * 8 * 989e12), rel=1e-4)
     assert time.mfu == pytest.approx(0.4)
     assert time.price(3.0, 8) == pytest.approx(24 * time.seconds / 3600)
+
+
+@pytest.mark.parametrize("gpu", ["H100", "A100-SXM4-80GB"])  # with and without products in 8 bits
+def test_a_run_takes_the_time_of_its_steps(gpu):
+    config = GPTConfig.from_depth(12, "gaussian", **DEPTH_20)
+    budget = plan_budget(config, num_iterations=7, total_batch_size=2**19)
+    time = estimate_time(config, budget, GPUS[gpu], 4)
+    assert time.step == step_time(config, GPUS[gpu], 2**19, 4)
+    assert time.seconds == pytest.approx(7 * sum(vars(time.step).values()))
+    assert time.mfu == pytest.approx(7 * 2**19 * 674_758_656 / (time.seconds * 4 * GPUS[gpu].peak_flops))
 
 
 def test_the_peak_of_other_hardware_is_that_of_the_fastest_product(monkeypatch):

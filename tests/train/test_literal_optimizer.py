@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from rank_worlds import run_ranks
@@ -161,3 +162,11 @@ def test_a_weight_whose_update_is_zero_decays():
     before, weight.grad = weight.detach().clone(), torch.zeros(4, 6)
     Muon([weight], lr=0.1, weight_decay=0.5, dtype=torch.float32).step()
     torch.testing.assert_close(weight.detach(), 0.95 * before)
+
+
+def test_polar_express_brings_every_singular_value_near_one():
+    """From 10⁻³ to 1, with the margin of 2 %: a coefficient that is wrong by a tenth breaks the bounds."""
+    values = np.logspace(-3, 0, 4001) / 1.02
+    for a, b, c in POLAR_EXPRESS:
+        values = a * values + b * values**3 + c * values**5
+    assert (values.min(), values.max()) == pytest.approx((0.8466, 1.1411), abs=1e-4)

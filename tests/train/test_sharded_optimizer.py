@@ -188,3 +188,12 @@ def test_over_eight_ranks_work_and_state_are_even_and_messages_few():
     assert all(sum(p.numel() for p in bucket) <= BUCKET for bucket in buckets if len(bucket) > 1)
     assert len(buckets) <= 40
     assert assign_owners({"a": torch.Size((4, 4))}, {"a": "muon"}, 3) == {"a": 0}  # more ranks than parameters
+
+
+def test_matrices_are_spread_by_the_work_of_their_orthogonalization_and_buckets_are_filled():
+    # s² (2l + s): 3,072 multiplications of the flat matrix and 3,000 of each square one.
+    shapes = {"flat": torch.Size((20, 8)), **dict.fromkeys("abc", torch.Size((10, 10)))}
+    assert assign_owners(shapes, dict.fromkeys(shapes, "muon"), 2) == {"flat": 0, "a": 1, "b": 1, "c": 0}
+    parameters = {name: torch.nn.Parameter(torch.zeros(2, 2)) for name in "abcde"}
+    made = make_buckets(parameters, dict.fromkeys(parameters, 0), dict.fromkeys(parameters, "adamw"), limit=8)
+    assert [len(bucket.parameters) for bucket in made] == [2, 2, 1]

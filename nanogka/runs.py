@@ -226,7 +226,8 @@ class Run:
             raise ValueError(f"run: {folder / CONFIG} has no model: {first_line(error)}") from error
         check_weights(model, weights, f"run: {path}")  # before a forged size takes memory
         check_finite(weights, f"run: {path}")
-        model = model.to_empty(device=device)
+        # `to_empty` would import sympy, which takes half a second.
+        model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
         model.load_state_dict(weights)
         del weights  # before `to_compute` makes another copy
         model.to_compute(dtype or torch.float32).eval()

@@ -24,6 +24,14 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items) -> None:
+    """Run all tests of a file in one process, which then makes the fixtures of the file once."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def private_folders(tmp_path_factory) -> Iterator[None]:
     """Send what libraries and fixtures of any scope write into the tests' folder, and not into the user's caches."""

@@ -126,7 +126,10 @@ class Corpus:
         # The whole block is read, because parquet compresses it as one. Only the wanted rows become Python strings.
         with self._lock:
             column = self._column(file, group)
-        texts = to_texts(column if rows is None else column.take(pa.array(rows, pa.int64())), file, group)
+        if rows is not None:  # `pa.array` would import pandas, which takes a second
+            indices = pa.py_buffer(np.ascontiguousarray(rows, np.int64))
+            column = column.take(pa.Array.from_buffers(pa.int64(), len(rows), [None, indices]))
+        texts = to_texts(column, file, group)
         return [text and text[:MAX_DOCUMENT_CHARS] for text in texts]
 
     def describe(self) -> str:

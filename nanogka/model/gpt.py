@@ -176,9 +176,13 @@ class GPT(nn.Module):
     def _reset_rotary(self) -> None:
         # In float32, whatever the model computes in: bfloat16 holds only every eighth position near 2,000.
         config = self.config
-        self.frequencies = rotary_frequencies(config.head_dim, config.rope_theta, self.device)
-        positions = torch.arange(config.sequence_len, device=self.device)
-        self.cos, self.sin = rotary_cos_sin(positions, self.frequencies)
+        # The first operation on the meta device imports torch's compiler, which takes seconds. An empty tensor needs none.
+        device = torch.device("cpu") if self.device.type == "meta" else self.device
+        frequencies = rotary_frequencies(config.head_dim, config.rope_theta, device)
+        tables = frequencies, *rotary_cos_sin(torch.arange(config.sequence_len, device=device), frequencies)
+        self.frequencies, self.cos, self.sin = (
+            torch.empty_like(table, device="meta") if self.device.type == "meta" else table for table in tables
+        )
 
     def to_compute(self, dtype: torch.dtype) -> "GPT":
         """Compute in `dtype` and store matrices and tables in it, for inference only.

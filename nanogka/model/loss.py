@@ -58,11 +58,11 @@ def capped_cross_entropy(
     needs_gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if weight.shape[0] <= SMALL_VOCABULARY or (reduction == "none" and needs_gradients):
         return plain_cross_entropy(hidden, weight, targets, cap=cap, reduction=reduction)
-    if reduction == "none":
-        return _rows(hidden, weight, targets, cap)
     if needs_gradients:
         return _mean(hidden, weight, targets, cap)[0]
-    return _rows(hidden, weight, targets, cap).sum() / (targets != IGNORED).sum()
+    # Without a compiler the operator would do the same, and import the compiler, which takes seconds.
+    losses = (_rows if torch.compiler.is_compiling() else _by_rows)(hidden, weight, targets, cap)
+    return losses if reduction == "none" else losses.sum() / (targets != IGNORED).sum()
 
 
 def plain_cross_entropy(
@@ -78,9 +78,11 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-@torch.library.custom_op("nanogka::cross_entropy_rows", mutates_args=())
-def _rows(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float) -> Tensor:
+def _by_rows(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float) -> Tensor:
     return _by_chunks(hidden, weight, targets, cap, None)[0]
+
+
+_rows = torch.library.custom_op("nanogka::cross_entropy_rows", _by_rows, mutates_args=())
 
 
 @torch.library.custom_op("nanogka::cross_entropy_mean", mutates_args=())

@@ -203,7 +203,7 @@ def test_gradients_and_loss_are_ours(case, checkpointing):
         torch.testing.assert_close(found, parameter.grad, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["full", "mixture"])
+@pytest.mark.parametrize("case", [pytest.param("full", marks=pytest.mark.slow), "mixture"])
 @torch.no_grad()
 def test_a_traced_graph_has_rows_and_lengths_of_any_size_and_a_mask(case):
     """torch.export, the first step of ONNX, traces one graph for all sizes and both values of a mask."""

@@ -25,7 +25,9 @@ def calls(graph, name):
     return [node.args for node in graph.nodes if str(node.target) == f"{name}.default"]
 
 
-@pytest.mark.parametrize("mixer", MAX_KEPT)
+@pytest.mark.parametrize(
+    "mixer", ["gaussian", *(pytest.param(name, marks=pytest.mark.slow) for name in ("successor", "dot_product"))]
+)
 @torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
 def test_a_step_is_one_graph_with_flash_attention_that_keeps_little(mixer, monkeypatch):
     graphs = []
@@ -45,7 +47,8 @@ def test_a_step_is_one_graph_with_flash_attention_that_keeps_little(mixer, monke
         ids = torch.zeros(B, config.sequence_len, dtype=torch.int64)
         compiled = torch.compile(model, backend=backend, dynamic=False, fullgraph=True)
         compiled(ids, ids)
-        with torch.no_grad():
+        with torch.no_grad(), monkeypatch.context() as patch:
+            patch.setattr(torch.compiler, "is_compiling", lambda: True)  # else the head loops over thousands of rows
             model(ids, ids, "none")  # an evaluation
         compiled(ids, ids)
     forward, backward = graphs  # compiled once

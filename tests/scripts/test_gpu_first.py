@@ -97,6 +97,7 @@ def test_every_stage_runs_and_the_verdict_is_go(tmp_path, corpora):
     assert "| steps | batch 1, mixer gaussian, tokens_per_second" in (tmp_path / "results.md").read_text()
 
 
+@pytest.mark.slow  # half a minute: the stages again
 def test_a_stage_whose_subject_is_broken_fails_and_the_others_still_run(tmp_path):
     code, printed, results = run(tmp_path, code=BROKEN)
     assert code == 1

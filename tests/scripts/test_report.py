@@ -17,6 +17,18 @@ from nanogka.model import GPTConfig, model_costs
 from scripts import report
 
 
+@pytest.fixture(autouse=True)
+def pictures(request, monkeypatch):
+    """Pictures of no size: rendering them takes seconds, and tests/plots looks at them."""
+
+    def touch(figure, path, style):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+
+    if request.function is not test_the_report_of_one_run_holds_its_numbers:
+        monkeypatch.setattr("nanogka.plots.figures.save", touch)
+
+
 @pytest.fixture
 def runs(base) -> Path:
     """An empty folder of runs, where the scripts look for it."""

@@ -176,7 +176,7 @@ class GPT(nn.Module):
     def _reset_rotary(self) -> None:
         # In float32, whatever the model computes in: bfloat16 holds only every eighth position near 2,000.
         config = self.config
-        # The first operation on the meta device imports torch's compiler, which takes seconds. An empty tensor needs none.
+        # An operation on the meta device imports torch's compiler, which takes seconds. An empty tensor does not.
         device = torch.device("cpu") if self.device.type == "meta" else self.device
         frequencies = rotary_frequencies(config.head_dim, config.rope_theta, device)
         tables = frequencies, *rotary_cos_sin(torch.arange(config.sequence_len, device=device), frequencies)

@@ -36,7 +36,9 @@ def test_predictions_and_losses_are_those_of_the_naive_evaluator(type_, num_fews
 
 
 @pytest.mark.skipif(not DATA, reason="no NANOGKA_TEST_DATA")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in CORE])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in CORE]
+)
 def test_tasks_of_the_real_bundle(name):
     data, exact = open_bundle(Path(DATA) / "eval_bundle").load(name), FakeModel(sequence_len=100_000).double()
     _, predictions = evaluate_task(exact, FakeTokenizer(), data, max_items=12)

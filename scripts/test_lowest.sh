@@ -10,7 +10,8 @@ unset CDPATH # with it, cd may find another folder
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # The lowest versions have no wheels for newer Pythons. On Linux, the plain package of torch brings gigabytes of CUDA.
 if [ ! -d .venv-lowest ]; then
-    for python in python3.10 python3.11 python3.12 python3; do if command -v "$python" >/dev/null; then break; fi; done
+    # A command of pyenv may exist for a Python that is not installed.
+    for python in python3.10 python3.11 python3.12 python3; do if "$python" -c "" 2>/dev/null; then break; fi; done
     "${PYTHON:-$python}" -m venv .venv-lowest
 fi
 .venv-lowest/bin/python -m pip --disable-pip-version-check install --quiet 'uv>=0.8'

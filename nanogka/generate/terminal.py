@@ -96,7 +96,7 @@ def decoded(data: bytes, source: str) -> str:
         try:
             return data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            guess, found = "LATIN1", f"byte {data[error.start]:#x} at position {error.start:,}, which is not UTF-8"
+            guess, found = "CP1252", f"byte {data[error.start]:#x} at position {error.start:,}, which is not UTF-8"
     raise ValueError(f"{source}: got {found}, expected UTF-8; `iconv -f {guess} -t UTF-8` converts text")
 
 

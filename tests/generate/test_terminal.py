@@ -204,6 +204,6 @@ def test_a_prompt_on_standard_input_is_utf_8_without_its_byte_order_mark(data, t
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "latin-1", "cp1252"])
 def test_another_encoding_is_refused_with_the_command_that_converts_it(encoding):
-    name = "LATIN1" if encoding in ("latin-1", "cp1252") else "UTF-16"
+    name = "CP1252" if encoding in ("latin-1", "cp1252") else "UTF-16"
     with pytest.raises(ValueError, match=f"^standard input: got .*, expected UTF-8; `iconv -f {name} -t UTF-8`"):
         terminal_module.decoded("Größe".encode(encoding), "standard input")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from nanogka.evaluate.document import Document
+from nanogka.evaluate.settings import EvalSettings
 
 
 @pytest.fixture
@@ -45,3 +46,16 @@ def test_a_document_is_written_after_each_part_and_complete_at_the_end(opened, c
     assert opened(cache=False).earlier() == {}
     document.file.write_text("[1")
     assert opened().earlier() == {}
+
+
+def test_results_go_to_the_file_that_is_asked_for_or_into_the_models_folder(tmp_path):
+    model = SimpleNamespace(folder=tmp_path / "run", title="model", to_json=dict)
+    for output, path in (
+        ("", tmp_path / "run" / "found.json"),
+        (str(tmp_path / "a" / "b.json"), tmp_path / "a/b.json"),
+    ):
+        document = Document.open(
+            model, EvalSettings(output=output), "found.json", "key", [], SimpleNamespace(is_main=True)
+        )
+        assert document.file == path
+        assert path.parent.is_dir()

@@ -286,3 +286,11 @@ def test_conversations_have_up_to_three_exchanges_and_every_skill():
     assert made == conversations(TRAIN, 2000, seed=2) != conversations(TRAIN, 2000, seed=3)
     said = {turn.text for turn in itertools.chain(*(conversation.turns[1::2] for conversation in made))}
     assert {REFUSAL, "You are welcome.", "Yes."} <= said
+
+
+def test_conversions_have_promised_numbers_and_come_out_even_in_most_cases_of_a_larger_unit():
+    counts = [re.split(r"[*/]", item.code)[0] for _, item in asked("units", TRAIN, 800)]
+    assert max(len(re.sub(r"\D", "", count)) for count in counts) <= 7
+    larger = [Fraction(item.code.replace(",", "")) for _, item in asked("units", TRAIN, 800) if "/" in item.code
+              and "." not in item.code]  # fmt: skip
+    assert sum(value.denominator == 1 for value in larger) > 0.6 * len(larger)

@@ -3,13 +3,15 @@
 import json
 import re
 import sys
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 from nanogka.common.cli import flags_of
 from nanogka.study.grid import decisive
 from nanogka.train.chat import ChatSettings
-from nanogka.train.plan import RunSettings, compared_on_resume
+from nanogka.train.plan import RunSettings, compared_on_resume, decide_compile
 from nanogka.train.rl import RLSettings
 from nanogka.train.settings import TrainSettings
 from scripts import base_train, chat_rl, chat_sft
@@ -80,3 +82,12 @@ def test_a_training_reads_every_flag_that_it_accepts(base, flags, read):
             assert script.main(words) == 0
         accepted = {one.owner or name for name, one in flags_of(kind).items()}
         assert accepted - read == unread
+
+
+def test_compiling_is_decided_by_the_flag_the_device_and_the_length_of_the_run():
+    cpu, gpu, short, long = torch.device("cpu"), torch.device("cuda"), Mock(flops=1.9e13), Mock(flops=2e13)
+    assert decide_compile(None, gpu, long) == (False, "batches have many shapes")
+    assert decide_compile("off", gpu, long) == (False, "--compile off")
+    assert decide_compile("auto", cpu, short) == (False, "the run is too short for it to pay")
+    for wanted, device, budget in (("auto", cpu, long), ("auto", gpu, short), ("on", cpu, short)):
+        assert decide_compile(wanted, device, budget, probe=False) == (True, "not tried in a dry run")

@@ -3,6 +3,7 @@
 Without a GPU the Triton kernels run in its interpreter, which must be asked for before anything imports Triton.
 """
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -39,6 +40,10 @@ def private_folders(tmp_path_factory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NANOGKA_BASE_DIR", str(root / "nanogka"))
         patch.setenv("HF_HOME", str(root / "huggingface"))
+        # Each training collects garbage, which takes half a second where all libraries are loaded. What exists now, or
+        # in the first step of a training, stays out of it.
+        gc.freeze()
+        patch.setattr(gc, "unfreeze", lambda: None)
         yield
 
 

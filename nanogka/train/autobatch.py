@@ -74,7 +74,8 @@ def _does_not_fit(
     except torch.OutOfMemoryError as raised:
         error = (str(raised).splitlines() or ["no reason given"])[0]
     optimizer.zero_grad()
-    gc.collect()  # the graph of a try that failed
+    if error is not None:
+        gc.collect()  # its graph; to collect takes a tenth of a second or more
     if device.type == "cuda":
         torch.cuda.empty_cache()  # cached blocks of other sizes would fragment the next attempt
     (failed,) = ranks.any([error is not None], device)

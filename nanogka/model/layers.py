@@ -288,12 +288,6 @@ class ValueEmbedding(nn.Module):
         self.table = Embedding(config.vocab_size, config.n_embd)
         self.snapshot = config.snapshot
         self.gate = Linear(self.snapshot.gate_features, config.n_head)
-        self.pairs = None
-
-    def add_pairs(self, rows):
-        if rows:
-            self.pairs = Embedding(rows, self.table.embedding_dim)
-        return self
 
     @classmethod
     def of_layer(cls, config: GPTConfig, layer: int, wanted: bool) -> "ValueEmbedding | None":
@@ -305,8 +299,6 @@ class ValueEmbedding(nn.Module):
         """February's gates are 1 at the start (2 · sigmoid(0)), July's about 1.5."""
         init.uniform(self.table.weight, (3 / self.table.embedding_dim) ** 0.5)  # standard deviation 1 / √C
         self.gate.weight.zero_()
-        if self.pairs is not None:
-            self.pairs.weight.zero_()
         if self.snapshot.gate_init:
             init.uniform(self.gate.weight, self.snapshot.gate_init, low=0.0)
 
@@ -317,11 +309,7 @@ class ValueEmbedding(nn.Module):
     def forward(self, ids: Tensor, x: Tensor) -> Tensor:
         """(B, T, H, D) to be added to the values of tokens `ids` (B, T) with activations x (B, T, C)."""
         gate = self.gates(x)
-        values = self.table(ids)
-        if self.pairs is not None:
-            before = F.pad(ids[:, :-1], (1, 0))
-            values = values + self.pairs((before * 36313 + ids * 27191) % self.pairs.num_embeddings)
-        return gate[..., None] * values.to(x.dtype).unflatten(-1, (gate.shape[-1], -1))
+        return gate[..., None] * self.table(ids).to(x.dtype).unflatten(-1, (gate.shape[-1], -1))
 
 
 class ChannelAffine(nn.Module):

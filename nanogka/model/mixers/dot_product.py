@@ -42,7 +42,6 @@ class DotProductMixer(Mixer):
         "qk_affine": Option(False, "scale and bias queries and keys per channel"),
         "short_conv": Option(0, "width of depthwise causal convolutions of q, k and v; 0: none", ge=0, le=64),
         "successor_keys": Option(False, "compute the key of a position from the position before it"),
-        "bigram": Option(0, "rows of a hashed table of token pairs", ge=0, le=1 << 24),
         "learned_temperature": Option(False, "learn the temperature τ of softmax(q·k / τ) per head"),
     }
     value_matrix = True  # W_V, which the value-less mixer does without
@@ -53,8 +52,6 @@ class DotProductMixer(Mixer):
         if not self.value_matrix:
             self.c_v = None
         self.value_embedding = ValueEmbedding.of_layer(config, layer, self.option("value_embeddings"))
-        if self.value_embedding is not None:
-            self.value_embedding.add_pairs(self.option("bigram"))
         # Products of D random numbers have standard deviation √D: divided by it, the logits start near N(0, 1).
         self.scale = config.snapshot.qk_scale**2 * self.head_dim**-0.5
         self.affine_q, self.affine_k = (ChannelAffine(config) if self.option("qk_affine") else None for _ in "qk")

@@ -14,7 +14,6 @@ resembles the present one, and reads what came next: induction without a second 
 embeddings. None of these is a projection.
 """
 
-import torch
 from torch import Tensor
 
 from nanogka.attention.rotary import rotary_norm
@@ -45,8 +44,6 @@ class SuccessorMixer(BandwidthMixer):
         "successor_keys": Option(True, "compute the key of a position from the position before it"),
         "qk_affine": Option(True, "scale and bias queries and keys per channel"),
         "value_embeddings": Option(True, "add a second embedding to the values of alternate layers"),
-        "bigram": Option(0, "rows of a hashed table of token pairs, added to the value embeddings", ge=0, le=1 << 24),
-        "partial_shift": Option(False, "shift the half of the channels that is not rotated"),
     }
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
@@ -54,8 +51,6 @@ class SuccessorMixer(BandwidthMixer):
         self.successor_keys = self.option("successor_keys")
         self.affine_q, self.affine_k = (ChannelAffine(config) if self.option("qk_affine") else None for _ in "qk")
         self.value_embedding = ValueEmbedding.of_layer(config, layer, self.option("value_embeddings"))
-        if self.value_embedding is not None:
-            self.value_embedding.add_pairs(self.option("bigram"))
 
     def init_weights(self, init: Initializer) -> None:
         super().init_weights(init)
@@ -73,17 +68,6 @@ class SuccessorMixer(BandwidthMixer):
 
     def attention_inputs(self, x: Tensor, context: TokenContext, cache: LayerCache | None = None) -> AttentionInputs:
         v = heads = self.split_heads(x)
-        if self.option("partial_shift"):
-            cos, sin = context.cos_sin
-            quarter = cos.shape[-1] // 2
-            turned = torch.arange(cos.shape[-1], device=cos.device) < quarter
-            cos_sin = torch.where(turned, cos, 1.0), torch.where(turned, sin, 0.0)
-            q, k = (rotary_norm(affine(heads), cos_sin) for affine in (self.affine_q, self.affine_k))
-            before = shift_with_history(k, context, cache, "key", initial=k[:, :1])
-            k = torch.where(torch.cat([turned, turned]), k, before)
-            if self.value_embedding is not None:
-                v = heads + self.value_embedding(context.ids, heads.flatten(2))
-            return AttentionInputs(q, k, v, self.bandwidth, window=self.window)
         if self.affine_q is None or self.affine_k is None:
             q = k = rotary_norm(heads, context.cos_sin)
         else:

@@ -56,14 +56,15 @@ BEFORE = Wordings(
 
 def dates(rng: random.Random) -> Item:
     """A question on weekdays, months or leap years."""
-    kind = rng.randrange(5)
+    # Half of the questions are on the order of weekdays and months: 38 answers to learn by heart, from many wordings.
+    kind = rng.randrange(8)
     if kind == 0:
         month = rng.choice([*MONTHS, "a year"])
         days = {"February": "28, or 29 in a leap year.", "a year": "365, or 366 in a leap year."}
         answer = days.get(month) or f"{MONTHS[month]}."
         wordings, slots = LENGTH if month in MONTHS else A_YEAR, {"text": name_as_typed(month, rng)}
         return Item(f"length of {month}", wordings, answer, slots, closed=True)
-    if kind in (1, 2):
+    if kind in (1, 2, 3):
         year = rng.choice((rng.randint(1990, 2040), rng.randint(1600, 2400), 100 * rng.randint(16, 24)))
         code = f"{year}%{400 if year % 100 == 0 else 4}"  # the rule of the Gregorian calendar
         answer = "Yes." if calculated(code) == "0" else "No."

@@ -88,7 +88,7 @@ SKILLS = {
         Skill("copying", "1 to 3 words, letters or numbers, repeated", text_skills.copying, 16),
         Skill("units", "conversions of time, length, weight and money, with the calculator", units.units, 12),
         Skill("addition", "the sum of 2 to 4 numbers, with the calculator", sums.addition, 10),
-        Skill("dates", "leap years, with the calculator; trained: weekdays and months", dates.dates, 5),
+        Skill("dates", "leap years, with the calculator; trained: weekdays and months", dates.dates, 8),
         Skill("limits", "questions and tasks that are far from its skills, refused", limits.limits, 4),
         Skill("near_misses", "questions that look like its skills, refused", limits.near_misses, 11),
         Skill("small_talk", "greetings, thanks, and questions about the model", small_talk.small_talk, 5, measured=()),

@@ -13,6 +13,12 @@ def test_width_is_64_a_layer_in_whole_heads_of_128(depth, width, heads):
     assert (config.n_embd, config.n_head, config.head_dim) == (width, heads, 128)
 
 
+def test_the_defaults_are_those_of_depth_20_and_sizes_index_a_tensor():
+    assert GPTConfig() == GPTConfig.from_depth(20)
+    with pytest.raises(ValueError, match="^vocab_size: got 2147483648, expected an integer from 1 to 2147483647$"):
+        GPTConfig(vocab_size=2**31)
+
+
 def test_window_pattern_is_tiled_and_the_last_layer_is_full():
     config = GPTConfig.from_depth(6, sequence_len=100)
     assert config.windows() == [50, 50, 50, None, 50, None]

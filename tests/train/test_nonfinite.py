@@ -10,6 +10,7 @@ import torch
 from rank_worlds import run_training
 from training import bits, newest, trace, train
 
+from nanogka.checkpoint import list_checkpoints
 from nanogka.data import open_corpus
 from nanogka.train import run as run_module
 from nanogka.train import trainer
@@ -58,6 +59,7 @@ def test_a_skipped_batch_leaves_no_trace_in_weights_optimizer_and_losses(base, p
 
     monkeypatch.setattr(trainer, "forward_backward", without_it)
     assert train(*poisoned, "--run", "never") == 0
+    assert [path.name for path in list_checkpoints(base / "runs" / "never" / "checkpoints")] == [f"step_{STEPS:06d}"]
     assert bits(base / "runs" / "skipped") == bits(base / "runs" / "never")
     assert trace(base / "runs" / "skipped", "train") == trace(base / "runs" / "never", "train")
 
@@ -68,8 +70,11 @@ def test_skips_are_counted_across_a_resume(base, poisoned, interrupted, monkeypa
     interrupted(STEPS - 1, *words)  # after the skip
     assert newest(base / "runs" / "parts").state["skipped"] == 1
     monkeypatch.setattr(ShardedOptimizer, "reduce_gradients", lambda self, loss: (float("inf"), norm(self, loss)[1]))
+    capsys.readouterr()
     assert train(*words) == 3
-    assert "the gradient norm is inf (1 such batches were skipped before it)" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "the gradient norm is inf (1 such batches were skipped before it)" in err
+    assert "done:" not in out
 
 
 def test_a_signal_ends_a_run_that_skips_batches_and_its_last_step_is_saved(base, flags, monkeypatch, capsys):

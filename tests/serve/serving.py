@@ -14,6 +14,11 @@ from nanogka.serve.app import make_app, make_server
 from nanogka.serve.protocol import Served
 from nanogka.serve.settings import Limits
 
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "Hi"}]
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+HEAD += b"Content-Length: %d\r\n\r\n"
+
 
 class Running:
     """A server that runs: its `port`, and what is `served`."""
@@ -63,3 +68,15 @@ def running(model, tokenizer=None, chats: bool = True, api_key: str = "", origin
         server.server.should_exit = True
         server.thread.join(30)
         assert not server.thread.is_alive()
+
+
+def official(server):
+    """OpenAI's own client of a server."""
+    import openai
+
+    return openai.OpenAI(base_url=f"{server.address}v1", api_key="none", max_retries=0, timeout=60)
+
+
+def said(*texts: str) -> list[dict]:
+    """Messages of user and assistant in turn."""
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]

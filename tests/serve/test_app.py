@@ -1,31 +1,25 @@
 """The protocol: what the official client gets is what the engine generates, and every bad request gets its reason."""
 
-import gzip
-import http.client
 import json
 import math
 import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 import torch
 from generate_models import (
     by_sample,
     byte_tokenizer,
-    calling_model,
     greedy_without_cache,
     random_prompt,
-    reciting_model,
-    small_model,
     talking_model,
 )
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
 
-from serving import running  # noqa: E402
+from serving import CHAT, HEAD, TEXT, USER, official, running, said  # noqa: E402
 
 from nanogka.data.conversation import ChatFormat, Conversation  # noqa: E402
 from nanogka.generate import scoring  # noqa: E402
@@ -33,25 +27,7 @@ from nanogka.generate.settings import SamplingParams  # noqa: E402
 from nanogka.tokenizer import Tokenizer  # noqa: E402
 from scripts import bench, serve  # noqa: E402
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-USER = [{"role": "user", "content": "Hi"}]
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-HEAD += b"Content-Length: %d\r\n\r\n"
 SAMPLED = {"temperature": 1.1, "seed": 7, "max_tokens": 12}
-
-
-@pytest.fixture(scope="module")
-def chat_server():
-    """A server of a chat model with random weights."""
-    with running(small_model("GD", sequence_len=256), max_batch=16, max_n=4) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def base_server():
-    """A server of a base model with random weights."""
-    with running(small_model("GD", sequence_len=256), chats=False, max_batch=16) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -68,18 +44,6 @@ def test_the_help_lists_every_route(chat_server, capsys):
     listed = re.search(r"Routes: ([^.]*)", capsys.readouterr().out)[1]
     paths = {route.path for route in chat_server.server.config.app.routes if "{" not in route.path}
     assert set(re.findall(r"/[\w/]*", listed)) == paths
-
-
-def official(server):
-    """OpenAI's own client of a server."""
-    return openai.OpenAI(base_url=f"{server.address}v1", api_key="none", max_retries=0, timeout=60)
-
-
-@pytest.fixture
-def chat(chat_server):
-    """Replies of the chat server to the official client: of `chat(messages, …)`."""
-    with official(chat_server) as made:
-        yield lambda messages=USER, **options: made.chat.completions.create(model="tiny", messages=messages, **options)
 
 
 @pytest.fixture
@@ -102,11 +66,6 @@ def replied(server, *texts: str, system: str | None = None, **options):
     tokenizer = server.served.engine.tokenizer
     ids = ChatFormat(tokenizer).render_prompt(Conversation.of(*texts, system=system))
     return ids, generated(server, ids, stop_tokens=tokenizer.special_tokens.values(), **options)
-
-
-def said(*texts: str) -> list[dict]:
-    """Messages of user and assistant in turn."""
-    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
 # ---- what comes back ----
@@ -306,137 +265,6 @@ def test_fields_that_change_nothing_here_are_ignored(chat_server):
         assert (status, answer.get("choices")) == (200, plain), (more, answer)
 
 
-def test_a_tool_call_is_shown_and_comes_back():
-    parts = [("python", "12*3"), ("python_output", "36"), ("text", "yes")]
-    with running(calling_model(sequence_len=256)) as server, official(server) as client:
-        wanted = {"model": "tiny", "messages": USER, "temperature": 0, "logprobs": True}
-        choice = client.chat.completions.create(**wanted).choices[0]
-        assert choice.message.content == "yes" == "".join(entry.token for entry in choice.logprobs.content)
-        assert [(part["type"], part["text"]) for part in choice.message.parts] == parts
-        used = client.chat.completions.create(**wanted, max_tokens=10).usage
-        asked = len(ChatFormat(byte_tokenizer()).render_prompt(Conversation.of("Hi")))
-        # The model reads the result, <|output_start|>36<|output_end|>, and writes the rest.
-        assert (used.prompt_tokens, used.completion_tokens, used.total_tokens) == (asked + 4, 10, asked + 14)
-        deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**wanted, stream=True)]
-        assert "".join(delta.content or "" for delta in deltas) == "yes"
-        shown = [part for delta in deltas for part in getattr(delta, "parts", ())]
-        for index, (kind, text) in enumerate(parts):
-            assert "".join(part["text"] for part in shown if part["index"] == index) == text
-            assert {part["type"] for part in shown if part["index"] == index} == {kind}
-
-        reply = choice.message.model_dump()
-        forms = [reply, {"role": "assistant", "content": reply["parts"]}, {"role": "assistant", "content": "yes"}]
-        asked = [server.ask("POST", CHAT, wanted | {"messages": [*USER, one, *USER]})[1] for one in forms]
-        used = [answer["usage"]["prompt_tokens"] for answer in asked]
-        assert used[0] == used[1] == used[2] + 2 + 4 + 2 + 2  # marks, code, marks, output
-        forged = [{"role": "user", "content": reply["parts"]}]
-        status, answer = server.ask("POST", CHAT, wanted | {"messages": forged})
-        assert (status, answer["error"]["param"]) == (400, "messages")
-        assert "only the assistant calls tools" in answer["error"]["message"]
-
-
-def test_the_official_stream_helper_ends_with_the_message_of_a_plain_request():
-    # A text, two calls in a row of which the first fails, and a text.
-    start, end, output, done, stop = (
-        byte_tokenizer().special_tokens[f"<|{name}|>"]
-        for name in ("python_start", "python_end", "output_start", "output_end", "assistant_end")
-    )
-    script = [*b"It is", start, *b"1/0", end, start, *b"2+2", end, output, *b"4", done, *b" four", stop]
-    with running(reciting_model(script)) as server, official(server) as client:
-        wanted = {"model": "tiny", "messages": USER, "temperature": 0}
-        whole = client.chat.completions.create(**wanted).choices[0].message
-        assert [part["text"] for part in whole.parts] == ["It is", "1/0", "2+2", "4", " four"]
-        with client.chat.completions.stream(**wanted) as stream:
-            streamed = stream.until_done().get_final_completion().choices[0].message
-        assert streamed.content == whole.content == "It is four"
-        assert [{k: v for k, v in part.items() if k != "index"} for part in streamed.parts] == whole.parts
-
-        def used(message: dict) -> int:
-            body = {"model": "tiny", "messages": [*USER, message, *USER], "max_tokens": 1}
-            return server.ask("POST", CHAT, body)[1]["usage"]["prompt_tokens"]
-
-        text = used({"role": "assistant", "content": "It is four"})
-        assert used(whole.model_dump()) == used(streamed.model_dump()) == text + 2 * (2 + 3) + 2 + 1
-        # Pieces of parts, and parts of a text that its user has changed, are not the message.
-        piece = {"role": "assistant", "content": "It is four", "parts": [{"index": 4, "type": "text", "text": "r"}]}
-        assert used(piece) == text
-        assert used({**whole.model_dump(), "content": "It is five"}) == text
-
-
-CALCULATOR = {"type": "function", "function": {"name": "calculator", "parameters": {"properties": {"expression": {}}}}}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_offers_the_calculator_makes_the_call_and_gets_the_same_reply(stream):
-    with running(calling_model(sequence_len=256)) as server, official(server) as client:
-        options = {"model": "tiny", "temperature": 0, "tools": [CALCULATOR], "logprobs": True}
-
-        def ask(messages):
-            """The message, as a client puts it together, and why it ended."""
-            reply = client.chat.completions.create(messages=messages, **options, stream=stream)
-            if not stream:
-                return reply.choices[0].message, reply.choices[0].finish_reason, reply.usage.completion_tokens
-            deltas = [chunk.choices[0] for chunk in reply]
-            calls = [call for choice in deltas for call in choice.delta.tool_calls or ()]
-            assert [call.index for call in calls] == [0] * len(calls)
-            text = "".join(choice.delta.content or "" for choice in deltas)
-            message = SimpleNamespace(content=text or None, tool_calls=calls or None)
-            return message, deltas[-1].finish_reason, None
-
-        message, reason, tokens = ask(USER)
-        assert (message.content, reason) == (None, "tool_calls")
-        assert tokens in (None, 6)  # the marks around four characters
-        (call,) = message.tool_calls
-        assert (call.function.name, json.loads(call.function.arguments)) == ("calculator", {"expression": "12*3"})
-        said_call = {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]}
-        result = {"role": "tool", "tool_call_id": call.id, "content": "36"}
-        message, reason, _ = ask([*USER, said_call, result])
-        assert (message.content, message.tool_calls, reason) == ("yes", None, "stop")
-
-        # The whole exchange is the same prompt as the server's own form of it.
-        own = {
-            "role": "assistant",
-            "content": [{"type": "python", "text": "12*3"}, {"type": "python_output", "text": "36"}],
-        }
-        own["content"].append({"type": "text", "text": "yes"})
-        theirs = [said_call, result, {"role": "assistant", "content": "yes"}]
-        wanted = {"model": "tiny", "max_tokens": 1}
-        used = [
-            server.ask("POST", CHAT, wanted | {"messages": [*USER, *form, *USER]})[1]["usage"]["prompt_tokens"]
-            for form in ([own], theirs)
-        ]
-        assert used[0] == used[1]
-        # With truncation, older turns are left out before the result: before and after they are tokenized.
-        short = wanted | {"messages": [*USER, said_call, result]}
-        kept = [server.ask("POST", CHAT, short)[1]["usage"]["prompt_tokens"]]
-        for older in ([], said("x" * 245, "y"), said("x" * 400, "y")):
-            body = wanted | {"messages": [*older, *USER, said_call, result], "truncation": "auto"}
-            kept.append(server.ask("POST", CHAT, body)[1]["usage"]["prompt_tokens"])
-        assert kept == kept[:1] * 4
-
-
-def test_tools_that_are_not_used_and_those_that_are_unknown(chat_server):
-    weather = {"type": "function", "function": {"name": "weather", "parameters": {}}}
-    body = {"model": "tiny", "messages": USER, "temperature": 0, "max_tokens": 5}
-    plain = chat_server.ask("POST", CHAT, body)[1]["choices"]
-    for unused in ({"tool_choice": "none"}, {"tool_choice": "none", "tools": [weather]}, {"tools": []}):
-        assert chat_server.ask("POST", CHAT, body | unused)[1]["choices"] == plain
-    named = {"type": "function", "function": {"name": "calculator"}}
-    other = {"type": "function", "function": {"name": "calculator", "parameters": {"properties": {"x": {}}}}}
-    for name, value in (("tools", [weather]), ("tools", [other]), ("tools", "x"), ("tool_choice", "required"),
-                        ("tool_choice", named)):  # fmt: skip
-        status, answer = chat_server.ask("POST", CHAT, body | {name: value})
-        assert (status, answer["error"]["param"]) == (400, name)
-
-
-def test_a_call_that_is_cut_off_is_not_a_call():
-    with running(calling_model(sequence_len=256)) as server:
-        body = {"model": "tiny", "messages": USER, "temperature": 0, "tools": [CALCULATOR], "max_tokens": 4}
-        (choice,) = server.ask("POST", CHAT, body)[1]["choices"]
-        assert choice["finish_reason"] == "length"
-        assert "tool_calls" not in choice["message"]
-
-
 def test_models_and_health(chat_server):
     with official(chat_server) as client:
         assert [model.id for model in client.models.list()] == ["tiny"]
@@ -556,151 +384,3 @@ def test_a_model_that_fails_does_not_harm_the_next_request(endless, monkeypatch,
     assert "ZeroDivisionError" in capsys.readouterr().err
     monkeypatch.undo()
     assert endless.ask("POST", CHAT, short)[0] == 200
-
-
-# ---- what is refused ----
-
-WRONG = [  # a field of a chat and a value that is refused; None: the request lacks the field
-    ("model", None),
-    ("messages", [3]),
-    ("messages", [*USER, {"role": "assistant", "content": "x"}]),
-    ("messages", [{"role": "user", "content": [{"type": "image_url"}]}]),
-    ("messages", [{"role": "system", "content": "alone"}]),
-    ("messages", [{"role": "user", "content": "\ud800"}]),
-    ("max_tokens", 0),
-    ("max_tokens", -3),
-    ("n", 5),
-    ("temperature", "hot"),
-    ("stop", [str(i) for i in range(65)]),
-    ("top_k", -2),
-    ("top_logprobs", 2),
-    ("mirostat", 2),
-    ("logit_bias", {"5": -100}),
-    ("response_format", {"type": "json_object"}),
-]
-BAD = [
-    *((CHAT, {"model": "tiny", "messages": USER, key: value}, 400, key) for key, value in WRONG),
-    *((TEXT, {"model": "tiny", "prompt": bad}, 400, "prompt") for bad in (None, [], [[]], [10**9])),
-    (TEXT, {"model": "tiny", "prompt": ["x"] * 5, "n": 4}, 400, "prompt"),
-    (CHAT, {"model": "gpt-\ud800", "messages": USER}, 404, "model"),
-    *((CHAT, bad, 400, None) for bad in (b"[]", b'{"model": ', b"\xff\xfe", b'{"model": NaN}', b"[" * 100_000)),
-    (CHAT, b'{"seed": ' + b"9" * 5000 + b"}", 400, None),
-    ("/v1/nothing", {}, 404, None),
-    ("/v1/models", {}, 405, None),
-]
-
-
-@pytest.mark.parametrize("path, body, status, param", BAD)
-def test_a_bad_request_is_refused_in_openais_form(chat_server, path, body, status, param):
-    got, answer = chat_server.ask("POST", path, body)
-    assert (got, answer["error"]["param"]) == (status, param)
-    assert set(answer["error"]) == {"message", "type", "param", "code"}
-    assert answer["error"]["message"]
-    assert answer["error"]["type"] == "invalid_request_error"
-
-
-def test_everything_wrong_is_named_at_once_and_shortly(chat_server, base_server):
-    body = {"model": "tiny", "messages": [], "n": 0, "temperature": 101, "tools": [{}]}
-    _, answer = chat_server.ask("POST", CHAT, body)
-    lines = answer["error"]["message"].splitlines()
-    assert sorted(line.split(":")[0] for line in lines) == ["messages", "n", "temperature", "tools"]
-    _, answer = base_server.ask("POST", TEXT, {"model": "tiny", "prompt": [None] * 10_000})
-    assert len(answer["error"]["message"]) < 5000
-    for path, long in ((f"/v1/models/{'x' * 50_000}", None), (CHAT, [{"role": "x" * 50_000, "content": "a"}])):
-        body = long and {"model": "tiny", "messages": long}
-        _, answer = chat_server.ask("POST" if body else "GET", path, body)
-        assert len(answer["error"]["message"]) < 500
-    _, answer = base_server.ask("POST", CHAT, {"model": "tiny", "messages": USER})
-    assert "tiny is a base model" in answer["error"]["message"]
-
-
-def test_addresses_joined_in_other_ways_reach_the_same_route_and_others_are_named(chat_server):
-    body = {"model": "tiny", "messages": USER, "max_tokens": 1}
-    for path in (f"{CHAT}/", f"/{CHAT}", "//v1/chat//completions?api-version=1"):
-        assert chat_server.ask("POST", path, body)[0] == 200
-    assert chat_server.ask("GET", "/v1/models/")[1]["object"] == "list"
-    status, answer = chat_server.ask("POST", "/chat/completions", body)
-    expected = "POST: got '/chat/completions', which does not exist; the API is at /v1"
-    assert (status, answer["error"]["message"]) == (404, expected)
-
-
-def test_a_compressed_body_is_named_and_a_limit_by_another_name_holds(chat_server, base_server):
-    body = {"model": "tiny", "messages": USER, "max_tokens": 1}
-    status, answer = chat_server.ask("POST", CHAT, gzip.compress(json.dumps(body).encode()), Content_Encoding="gzip")
-    assert (status, answer["error"]["message"]) == (415, "Content-Encoding: got 'gzip', expected none")
-    for name in ("max_completion_tokens", "max_output_tokens", "max_new_tokens"):
-        asked = {"model": "tiny", "prompt": "a", "max_tokens": None, name: 3}
-        assert base_server.ask("POST", TEXT, asked)[1]["usage"]["completion_tokens"] == 3
-
-
-def test_a_body_that_is_too_large_is_refused(chat_server, chat):
-    with pytest.raises(openai.APIStatusError, match="at most 1,048,576 bytes") as error:
-        chat([{"role": "user", "content": "x" * 10**7}])
-    assert error.value.status_code == 413
-    assert chat_server.ask("POST", CHAT, b" " * 2**20)[0] == 400  # as much as is allowed, and no JSON
-
-
-def test_another_sites_page_cannot_use_it(chat_server):
-    body = {"model": "tiny", "messages": USER, "max_tokens": 1}
-    assert chat_server.ask("POST", CHAT, body, Content_Type="text/plain")[0] == 415
-    assert chat_server.ask("POST", CHAT, body, Host="evil.example:80")[0] == 400
-    page, wanted = "http://page.example", "Access-Control-Allow-Origin"
-    for origins, allowed in ((), None), ([page], page):
-        with running(chat_server.served.engine.model, origins=origins) as server:
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
-            connection.request("OPTIONS", CHAT, headers={"Origin": page, "Access-Control-Request-Method": "POST"})
-            assert connection.getresponse().headers[wanted] == allowed
-            connection.close()
-            assert server.ask("POST", CHAT, body, Origin=page)[0] == 200
-
-
-def preflight(server, origin: str, **headers: str):
-    """The status, and the headers, of Chrome's question before a request."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
-    headers = {"Origin": origin, "Access-Control-Request-Method": "POST", **headers}
-    connection.request("OPTIONS", CHAT, headers=headers)
-    answer = connection.getresponse()
-    connection.close()
-    return answer.status, answer.headers
-
-
-def test_a_page_at_a_public_address_may_use_a_local_server_if_its_origin_is_named(chat_server):
-    page, local = "http://page.example", {"Access-Control-Request-Private-Network": "true"}
-    with running(chat_server.served.engine.model, origins=[page]) as server:
-        status, headers = preflight(server, page, **local)
-        assert (status, headers["Access-Control-Allow-Private-Network"]) == (200, "true")
-        assert preflight(server, "http://other.example", **local)[0] == 400
-    with running(chat_server.served.engine.model, origins=["*"]) as server:
-        assert preflight(server, page)[0] == 200
-        assert preflight(server, page, **local)[0] == 400
-
-
-@pytest.mark.parametrize(
-    "framing", ["Transfer-Encoding: chunked", "Transfer-Encoding:\tchunked", "transfer-encoding:\r\n CHUNKED"]
-)
-@pytest.mark.parametrize("target", [TEXT, f"http://127.0.0.1{TEXT}", f"http://evil.example{TEXT}"])
-def test_what_is_behind_a_refused_request_is_not_read(chat_server, target, framing):
-    hidden = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    head = f"POST {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    head += f"Content-Length: {5 + len(hidden)}\r\n" + (f"{framing}\r\n" if target == TEXT else "")
-    with socket.create_connection(("127.0.0.1", chat_server.port), timeout=20) as connection:
-        connection.sendall(head.encode() + b"\r\n0\r\n\r\n" + hidden)
-        got = b""
-        while part := connection.recv(65536):  # until the server closes
-            got += part
-    assert got.startswith(b"HTTP/1.1 400")
-    assert got.count(b"HTTP/1.1") == 1
-    assert b"owned_by" not in got
-
-
-def test_an_api_key_is_needed_where_there_is_one():
-    with running(talking_model([97]), api_key="sésame") as server:
-        body = {"model": "tiny", "messages": USER, "max_tokens": 1}
-        for key in (None, "Bearer wrong", "Basic sésame", "sésame"):
-            headers = {} if key is None else {"Authorization": key.encode()}
-            status, answer = server.ask("POST", CHAT, body, **headers)
-            assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
-            assert server.ask("GET", "/v1/models", **headers)[0] == 401
-        right = {"Authorization": "Bearer sésame".encode()}
-        assert server.ask("POST", CHAT, body, **right)[0] == 200
-        assert server.ask("GET", "/")[0] == server.ask("GET", "/health")[0] == 200

@@ -53,8 +53,9 @@ else
     # With a batch 256 times below the reference, the rates that √(batch ratio) gives are too low (docs/research/log.md).
     small="--lr-scale 1.2 --eval-every 140 --eval-tokens 16384 --save-every 100" small_eval="--split-tokens 65536 --max-per-task 100"
     small_chat="--lr-scale 0.3 --save-every 100"
-    # The base's rate is too high for most of these skills.
-    [ "$CHAT" != embedded ] || small_chat="--num-iterations 840 --total-batch-size 2016 --lr-scale 0.6 --bandwidth-lr 0.05
+    # The base's rate is too high for copying and spelling. Each mixer has the better of the rates that were tried.
+    [ "$CHAT" != embedded ] || small_chat="--num-iterations 840 --total-batch-size 2016 --bandwidth-lr 0.05
+        --lr-scale $(case "$ATTENTION" in *successor) echo 0.3 ;; *) echo 0.6 ;; esac)
         --eval-every 420 --eval-tokens 4000 --save-every 120"
 fi
 settle # sets $tokenizer, and the flags of what comes from the network: $corpus_flags, $extra_flags, $talk_flags

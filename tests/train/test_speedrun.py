@@ -183,11 +183,11 @@ def test_stages_are_the_parts_of_the_whole_and_only_one_uses_the_gpus(tmp_path):
 
 
 def fake(folder, name, script):
-    """Put a command into a folder of commands; the PATH with it in front."""
+    """Put a command into a folder of commands; the PATH with it in front, then this Python for a copy without .venv."""
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(f"#!/bin/sh\n{script}\n")
     (folder / name).chmod(0o755)
-    return f"{folder}:{os.environ['PATH']}"
+    return f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
 BROKEN_DRIVERS = {

@@ -210,7 +210,8 @@ def build_config_file(plan: TrainPlan) -> dict:
         "dtype": str(plan.machine.dtype).removeprefix("torch."),
         "kernels": backends.select_kernels(plan.machine.device, plan.machine.dtype),
         "torch": str(torch.__version__),
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        # To the millisecond: trackers tell runs of one name apart by it.
+        "created": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
     }
     settings = replace(plan.settings, run=plan.folder.name, device_batch_size=plan.batch.rows)
     return {"model": plan.config.to_dict(), "settings": settings.to_dict(), "run": facts}

@@ -48,7 +48,7 @@ def units(rng: random.Random) -> Item:
     source, target, sign = (larger, smaller, "*") if rng.random() < 0.65 else (smaller, larger, "/")
     kind = rng.random()
     if sign == "/" and kind < 0.7:
-        count = str(factor * rng.choice((1, 1, 1, *range(1, 13), rng.randint(1, 20))))  # 1 has names of its own
+        count = str(factor * rng.choice((1, 1, 1, *range(1, 13), rng.randint(1, 20))))  # one unit has other names
     elif kind < 0.2:
         count = number(rng, decimals=True)
     else:

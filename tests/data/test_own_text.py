@@ -1,6 +1,5 @@
 """Own .txt and .jsonl files: how they are cut and split, what is cached, and the errors of bad ones."""
 
-import csv
 import gzip
 import json
 import os
@@ -300,25 +299,6 @@ def test_parquet_with_views_is_text(tmp_path, kind):
     assert list(own_text.documents([tmp_path / "a.parquet"])) == ["one", "two", None]
 
 
-def test_the_fields_of_a_csv_file_are_text_whatever_they_say(tmp_path):
-    words = ["NA", "null", "None", "nan", "N/A", "1.5", "two\nlines, with a comma", 'a "quote"']
-    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8-sig") as file:
-        csv.writer(file).writerows([("id", "text"), *enumerate(words), (9, " ")])
-    assert list(own_text.documents(own_text.find_files(tmp_path))) == [*words, None]
-    assert list(own_text.documents([tmp_path / "a.csv"], "id"))[:2] == ["0", "1"]
-    (tmp_path / "b.txt").write_text("a text file comes first")
-    assert own_text.find_files(tmp_path) == [tmp_path / "b.txt"]
-
-
-@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_the_columns_of_a_table_may_be_divided_by_other_characters(tmp_path, delimiter):
-    rows = [["id", " text"], ["1", "one, two; three|four\tfive"], ["2", 'a "quote"\nand a line']]
-    with (tmp_path / "a.tsv").open("w", newline="") as file:
-        file.write("\n\n")
-        csv.writer(file, delimiter=delimiter).writerows(rows)
-    assert list(own_text.documents(own_text.find_files(tmp_path))) == [text for _, text in rows[1:]]
-
-
 def test_names_in_capitals_are_read(tmp_path):
     for name, content in (("A.TXT", b"a"), ("B.JSONL", b'{"text": "b"}'), ("c.Txt.GZ", gzip.compress(b"c"))):
         (tmp_path / name).write_bytes(content)
@@ -370,26 +350,6 @@ def test_a_column_of_bytes_is_text_if_it_is_utf8(tmp_path, kind):
     assert read([b"one", "zwölf".encode(), None]) == ["one", "zwölf", None]
     with pytest.raises(ValueError, match="a.parquet: row group 0 .*UTF8"):
         read([b"one", b"caf\xe9"])
-
-
-@pytest.mark.parametrize(
-    "content,said",
-    [
-        (b"text,b\none,1\ntwo,1,2\n", "line 3: has 3 fields, expected 2"),
-        (b'text\n"one\ntwo\n', "line 3: unexpected end of data"),
-        (b"body\none\n", "has the columns body in its first line, expected 'text'"),
-        (b"", "has the columns none"),
-        (b"text\ncaf\xe9\n", "not UTF-8 .byte 0xe9.; if it is CP1252"),
-        ("text\none\n".encode("utf-16"), "; it is UTF-16, convert"),
-        ("text\none\n".encode("utf-32"), "; it is UTF-32, convert"),
-        (b'text\n"a \\"b\\""\n', "line 2: .*a quote within a quoted field is written twice"),
-        (b"text\none\0\n", "holds NUL"),
-    ],
-)
-def test_a_fault_of_a_csv_file_is_named(tmp_path, content, said):
-    (tmp_path / "a.csv").write_bytes(content)
-    with pytest.raises(ValueError, match=f"^{tmp_path / 'a.csv'}.*{said}"):
-        list(own_text.documents([tmp_path / "a.csv"]))
 
 
 @pytest.mark.parametrize(
@@ -451,8 +411,3 @@ def test_a_file_that_is_something_else_than_its_name_says_is_named(tmp_path, nam
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"^{tmp_path / name}.*{re.escape(said)}"):
         list(own_text.documents([tmp_path / name]))
-
-
-def test_the_line_of_a_spreadsheet_that_names_the_separator_is_no_header(tmp_path):
-    (tmp_path / "a.csv").write_text("sep=!\nid!text\n1!one, two; three\n")
-    assert list(own_text.documents([tmp_path / "a.csv"])) == ["one, two; three"]

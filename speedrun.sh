@@ -50,6 +50,9 @@ else
     : "${ATTENTION:=gaussian successor}" "${DEPTH:=3}" "${SEQUENCE_LEN:=512}" "${VOCAB_SIZE:=1024}" "${DATA:=embedded}"
     : "${CHAT:=embedded}" "${NUM_ITERATIONS:=$((DEPTH > 3 ? 840 : 280))}" "${TOTAL_BATCH_SIZE:=2048}"
     bundle=${EVAL_BUNDLE:-} chat_bundle=${EVAL_BUNDLE:-} launch="python -m" flags="" parts=""
+    # Two mixers are trained at the same time. One alone is hardly faster with all cores, because its matrices are small.
+    cores=$(nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > 1 ? cores / 2 : 1))}
     # With a batch 256 times below the reference, the rates that √(batch ratio) gives are too low (docs/research/log.md).
     small="--lr-scale 1.2 --eval-every 140 --eval-tokens 16384 --save-every 100" small_eval="--split-tokens 65536 --max-per-task 100"
     small_chat="--lr-scale 0.3 --save-every 100"
@@ -83,12 +86,12 @@ if [ "$GPUS" -gt 0 ] && [ -z "${STAGE:-}${TRAIN_FLAGS:-}" ]; then
 fi
 if during prepare; then
     [ -z "$corpus_flags" ] || step "fetch the tokenizer's data" python -m scripts.fetch --data "$DATA" -n 8
-    [ -z "$corpus_flags$extra_flags" ] || behind "fetch everything else" \
+    [ -z "$corpus_flags$extra_flags" ] || behind step "fetch everything else" \
         python -m scripts.fetch ${corpus_flags:--n 0} $extra_flags $talk_flags
     step "train the tokenizer" \
         python -m scripts.tok_train --data "$DATA" --vocab-size "$VOCAB_SIZE" --name "$tokenizer" --keep
     caught_up
-    [ -z "$talk_flags" ] || behind "tokenize the conversations" \
+    [ -z "$talk_flags" ] || behind step "tokenize the conversations" \
         python -m scripts.fetch -n 0 $talk_flags --tokenizer "$tokenizer" --sequence-len "$SEQUENCE_LEN"
 fi
 
@@ -96,16 +99,26 @@ fi
 # The depth sets width, heads, number of steps and batch. The evaluation measures bits per byte, runs the tasks of the
 # CORE bundle if there is one, and draws samples.
 
-trained=
-for mixer in $ATTENTION; do
-    run=$(name_run "$mixer")
+# work_on MIXER: train and evaluate it.
+work_on() {
+    local run
+    run=$(name_run "$1")
     if during train; then
         train "$run" "train the model" \
-            $launch scripts.base_train $flags --attention "$mixer" --run "$run" "${options[@]}" --resume auto
-        [ "$code" = 0 ] || { refused "$run"; continue; } # one of several mixers may lack an option in TRAIN_FLAGS
+            $launch scripts.base_train $flags --attention "$1" --run "$run" "${options[@]}" --resume auto
+        [ "$code" = 0 ] || { refused "$1"; return 0; } # one of several mixers may lack an option in TRAIN_FLAGS
         late "evaluate" $launch scripts.base_eval $flags --run "$run" $parts $small_eval ${bundle:+--eval-bundle "$bundle"}
     fi
-    trained="$trained$run "
+}
+
+# On a CPU, each mixer but the last is trained at the same time as the next one.
+for mixer in $ATTENTION; do
+    if [ "$GPUS" = 0 ] && [ "$mixer" != "${ATTENTION##* }" ]; then behind work_on "$mixer"; else work_on "$mixer"; fi
+done
+caught_up
+trained=
+for mixer in $ATTENTION; do
+    case "$untrained" in *" $mixer "*) ;; *) trained="$trained$(name_run "$mixer") " ;; esac
 done
 [ -n "$trained" ] || { echo "speedrun: no model was trained:$failed" >&2; exit 2; }
 

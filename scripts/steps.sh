@@ -139,20 +139,35 @@ late() { try "$@"; [ "$code" = 0 ] || fail "$1 (exit code $code)"; }
 fail() { failed="$failed
     $1"; }
 
-# behind TITLE COMMAND…: run a step behind the next ones. caught_up: wait for it; after a failure, repeat it in front.
+# behind FUNCTION ARGUMENT…: call a function, such as `step`, at the same time as the next steps. caught_up: wait for it
+# and show what it printed; after a failure, call it again in front, where it goes on.
 behind() {
     caught_up
-    waiting=("$@")
-    [ "${DRY_RUN:-}" != 1 ] || { try "$@"; waiting=(); return 0; }
+    [ "${DRY_RUN:-}" != 1 ] || { "$@"; return 0; }
     mkdir -p "$base"
-    "${@:2}" >"$base/behind.log" 2>&1 &
+    waiting=("$@")
+    printf '\n== at the same time as the next steps: %s\n' "$2"
+    set -m # it gets its own process group, all of which can be stopped
+    { failed=; "$@"; [ -z "$failed" ]; } </dev/null >"$base/behind.log" 2>&1 &
     waiting_for=$!
+    set +m
 }
-waiting=()
+waiting=() waiting_for=
 caught_up() {
-    [ "${#waiting[@]}" = 0 ] || wait "$waiting_for" || step "${waiting[@]}"
-    waiting=()
+    [ "${#waiting[@]}" != 0 ] || return 0
+    local call=("${waiting[@]}")
+    code=0
+    wait "$waiting_for" || code=$?
+    [ "$interrupted" = 0 ] || stop "${call[1]}"
+    waiting=() waiting_for=
+    if [ "$code" = 0 ]; then cat "$base/behind.log"; else "${call[@]}"; fi
 }
+stop_behind() {
+    [ -n "$waiting_for" ] || return 0
+    kill -TERM -- "-$waiting_for" 2>/dev/null || true
+    while kill -0 -- "-$waiting_for" 2>/dev/null; do sleep 0.1; done # a training saves its work
+}
+trap stop_behind EXIT
 
 # ahead TITLE COMMAND…: run a step that makes the first training start faster; nothing is lost if it fails.
 ahead() {
@@ -163,10 +178,12 @@ ahead() {
 }
 ahead_of=
 
-# refused RUN: go on without one of several mixers if it refused its settings; otherwise stop.
+untrained=" "
+# refused MIXER: go on without one of several mixers if it refused its settings; otherwise stop.
 refused() {
-    if [ "$code" != 2 ] || [ "$mixer" = "$ATTENTION" ]; then stop "train the model"; fi
-    fail "train the model $1 (it refused its settings)"
+    if [ "$code" != 2 ] || [ "$1" = "$ATTENTION" ]; then stop "train the model"; fi
+    fail "train the model $(name_run "$1") (it refused its settings)"
+    untrained="$untrained$1 "
 }
 
 # train RUN TITLE COMMAND…: run a training, and resume it after a crash as long as each attempt saves a newer checkpoint.

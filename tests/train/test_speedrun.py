@@ -3,8 +3,10 @@
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,8 @@ from nanogka.common import gpus
 
 ROOT = Path(__file__).parents[2]
 
-# Stands in for `python`. It records its arguments and fails as the variable FAILURES says: "script=exit code".
-# A training saves a checkpoint at each call, and evaluations write complete results.
+# Stands in for `python`. It records its arguments and fails as the variable FAILURES says: "script=exit code", if its
+# arguments contain ONLY. A training saves a checkpoint at each call, and does what TRAINING says.
 PYTHON = r"""#!/usr/bin/env bash
 echo "$*" >> "$NANOGKA_BASE_DIR/calls"
 script= run= word=
@@ -30,8 +32,10 @@ case "$script $*" in
     base_train* | chat_sft*) [ -n "${STUCK:-}" ] || mkdir -p "$run/checkpoints/step_0000$calls" ;;
 esac
 for failure in ${FAILURES:-}; do
-    [ "${failure%%=*}" != "$script" ] || [ "$calls" -gt "${FAIL_UNTIL:-99}" ] || exit "${failure##*=}"
+    [ "${failure%%=*}" != "$script" ] || [ "$calls" -gt "${FAIL_UNTIL:-99}" ] || [[ "$*" != *"${ONLY:-}"* ]] ||
+        exit "${failure##*=}"
 done
+[ "$script" != base_train ] || eval "${TRAINING:-}"
 """
 
 
@@ -44,6 +48,14 @@ def speedrun(tmp_path, **variables):
 
 def play(tmp_path, **variables):
     """speedrun.sh with the stand-in for python: its result and the calls it made."""
+    command, environment = stage(tmp_path, variables)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    calls = (tmp_path / "base" / "calls").read_text().splitlines()
+    return done, [name for line in calls for name in scripts_of("   python " + line)]
+
+
+def stage(tmp_path, variables):
+    """The command and the environment of speedrun.sh with the stand-in for python."""
     commands, base = tmp_path / "commands", tmp_path / "base"
     for folder in (commands, base):
         folder.mkdir(exist_ok=True)
@@ -55,11 +67,7 @@ def play(tmp_path, **variables):
     (base / "calls").write_text("")
     path = f"{commands}:{os.environ['PATH']}"
     environment = {"PATH": path, "NANOGKA_BASE_DIR": str(base), "GPUS": "0", "RECIPE": "paper"}
-    command = ["bash", str(tmp_path / "speedrun.sh")]
-    done = subprocess.run(command, env=environment | variables, capture_output=True, text=True)
-    return done, [
-        name for line in (base / "calls").read_text().splitlines() for name in scripts_of("   python " + line)
-    ]
+    return ["bash", str(tmp_path / "speedrun.sh")], environment | variables
 
 
 def scripts_of(output):
@@ -351,9 +359,51 @@ def test_training_is_resumed_while_it_makes_progress(tmp_path, failures, stuck, 
 
 
 def test_a_mixer_that_refuses_its_settings_does_not_stop_the_other(tmp_path):
-    done, calls = play(tmp_path, FAILURES="base_train=2", FAIL_UNTIL="1", ATTENTION="gaussian successor")
-    assert calls[1:4] == ["scripts.base_train", *TRAINED]
+    both = {"ATTENTION": "gaussian successor"}
+    done, calls = play(tmp_path, FAILURES="base_train=2", ONLY="gaussian", **both)
+    assert (calls.count("scripts.base_train"), calls.count("scripts.base_eval")) == (3, 1), "one is asked twice"
     assert (done.returncode, "d3-gaussian (it refused" in done.stderr) == (1, True)
+    assert "--compare" not in command_of(done.stdout, "report")
+    done, calls = play(tmp_path, FAILURES="base_train=2", **both)
+    assert (done.returncode, calls.count("scripts.base_eval")) == (2, 0)
+
+
+def test_two_mixers_are_trained_at_the_same_time_with_half_of_the_cores_each(tmp_path):
+    meet = """
+        echo "$4 with $OMP_NUM_THREADS threads"
+        touch "$NANOGKA_BASE_DIR/trains-$4"
+        for i in {1..200}; do [ ! -e "$NANOGKA_BASE_DIR/trains-successor" ] || break; sleep 0.05; done
+        [ -e "$NANOGKA_BASE_DIR/trains-gaussian" ] && [ -e "$NANOGKA_BASE_DIR/trains-successor" ]
+    """
+    fake(tmp_path / "commands", "nproc", "echo 6")
+    done, calls = play(tmp_path, ATTENTION="gaussian successor", TRAINING=meet)
+    assert (done.returncode, done.stderr, calls.count("scripts.base_train")) == (0, "", 2)
+    order = ["same time as the next steps: gaussian", "successor with 3 threads", "gaussian with 3 threads", "to chat"]
+    places = [done.stdout.index(words) for words in order]
+    assert places == sorted(places), "the output of the first mixer is shown when the second has ended"
+    done, _ = play(tmp_path, ATTENTION="gaussian successor", TRAINING=meet, OMP_NUM_THREADS="5")
+    assert "gaussian with 5 threads" in done.stdout
+
+
+def test_ctrl_c_stops_both_trainings_and_waits_until_both_are_saved(tmp_path):
+    training = """
+        trap 'sleep 0.3; touch "$NANOGKA_BASE_DIR/saved-$4"; exit 143' INT TERM
+        touch "$NANOGKA_BASE_DIR/trains-$4"
+        for i in {1..600}; do sleep 0.05; done
+    """
+    command, environment = stage(tmp_path, {"ATTENTION": "gaussian successor", "TRAINING": training})
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    base = tmp_path / "base"
+    while not {"trains-gaussian", "trains-successor"} <= {path.name for path in base.iterdir()}:
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    output, _ = process.communicate(timeout=20)
+    assert {"saved-gaussian", "saved-successor"} <= {path.name for path in base.iterdir()}
+    assert process.returncode == 143
+    assert "Finished work is kept" in output
 
 
 def test_downloads_are_repeated_in_the_foreground_if_they_fail(tmp_path):

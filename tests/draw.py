@@ -85,11 +85,16 @@ def mutants_of(root: Path, file: str) -> list[Drawn]:
     return sorted(found, key=lambda mutant: (mutant.start, mutant.end))
 
 
-def draw(root: Path, count: int, seed: int, match: str = "") -> list[Drawn]:
-    """`count` mutants of the files whose path matches a regular expression, each as likely as every other."""
+def files_of(root: Path, match: str = "") -> list[str]:
+    """The files that compute numbers and whose path matches a regular expression."""
     paths = [path for room in ROOMS for path in (root / "nanogka" / room).rglob("*.py")]
     files = sorted(str(path.relative_to(root)) for path in [*paths, *(root / "tasks").glob("*.py")])
-    everything = [mutant for file in files if re.search(match, file) for mutant in mutants_of(root, file)]
+    return [file for file in files if re.search(match, file)]
+
+
+def draw(root: Path, count: int, seed: int, match: str = "") -> list[Drawn]:
+    """`count` mutants of the files whose path matches a regular expression, each as likely as every other."""
+    everything = [mutant for file in files_of(root, match) for mutant in mutants_of(root, file)]
     return random.Random(seed).sample(everything, min(count, len(everything)))
 
 

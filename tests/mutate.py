@@ -13,6 +13,13 @@ exception, or with the exception that its heading declares. It survives if its t
 what it promises. It is not judged if its test is skipped on this machine or fails in another way, for example by a
 time limit. Each mutant runs in a copy of the source tree and in its own process, forked from this one after the slow
 imports.
+
+A drawn mutant is chosen by nobody, so it often cannot compute at all: it divides a path by a path, or reads past the
+end of a list. Its tests then fail by the mutant's own exception before they reach an assertion. An engineer sees such
+a fault at once, but not because a test states what is right. The exception would be raised under any test that calls
+the line. So it is not counted as caught: the table has a column for assertions and another one for exceptions, and
+prints the share of the first alone and of both together. Both shares are of all mutants that are judged, less those
+that a reader found equivalent (`--equivalent`, with their numbers).
 """
 
 import argparse
@@ -36,8 +43,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from draw import Drawn, draw, nearest_tests
-from reach import IMPORTS, CallLog, Reach
+from draw import Drawn, draw, files_of, nearest_tests
+from reach import IMPORTS, MOST_SECONDS, CallLog, Reach
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("nanogka", "scripts", "tasks", "tests", "docs", "pyproject.toml", "speedrun.sh")
@@ -123,11 +130,18 @@ class Outcomes:
 
 
 def run_pytest(
-    root: Path, tests: list[str], log: Path, *options: str, plugin: Callable[[], object] = object, stops: bool = False
+    root: Path,
+    tests: list[str],
+    log: Path,
+    *options: str,
+    plugin: Callable[[], object] = object,
+    stops: bool = False,
+    limit: int = LIMIT,
 ) -> tuple[int, dict[str, str]]:
     """Return pytest's exit code for `tests` in the tree `root`, in a forked process, and the outcome of each test.
 
-    With `stops` the tests end at the first assertion that fails. The process makes the `plugin`.
+    With `stops` the tests end at the first assertion that fails. The process makes the `plugin`, and is killed after
+    `limit` seconds of CPU time.
     """
     outcomes = log.with_suffix(".json")
     outcomes.write_text("{}")
@@ -143,8 +157,8 @@ def run_pytest(
             if all(test.startswith("tests/vision") for test in tests):  # packages that other tests must not see
                 sys.path.append(str(ROOT / ".venv" / "images"))
             # A fault may make an endless loop. The processor's time does not depend on what else the machine does.
-            resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))
-            signal.alarm(10 * LIMIT)
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+            signal.alarm(10 * limit)
             import pytest
 
             words = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", *options, *tests]
@@ -163,6 +177,15 @@ def verdict(code: int, outcomes: Mapping[str, str], raises: str = "") -> str:
     if code == 1 and any({*ASSERTIONS, raises} & {*classes} for classes in failed):
         return "caught"
     return f"not judged ({failed[0][0] if failed else f'exit code {code}'})"
+
+
+def verdict_of_drawn(code: int, outcomes: Mapping[str, str]) -> str:
+    """As `verdict`, with "raised" and its name for a mutant whose exception, or failing import, ended the tests."""
+    said = verdict(code, outcomes)
+    timed_out = any("TimeoutError" in outcome.split() for outcome in outcomes.values())
+    if said.startswith("not judged") and code in (1, 2, 4) and not timed_out:
+        return said.replace("not judged", "raised")
+    return said
 
 
 def changed_since(commit: str) -> set[str]:
@@ -252,16 +275,18 @@ def watch(root: Path, tests: set[str], files: set[str], log: Path) -> Reach:
     return Reach(of_tests)
 
 
-def judge_sample(drawn: list[Drawn], numbers: range, root: Path, log: Path, kept: Path | None) -> dict[str, Counter]:
-    """Print what the nearest tests say of the drawn mutants of some numbers, from 1 on.
+def judge_sample(
+    drawn: Mapping[int, Drawn], files: list[str], root: Path, log: Path, kept: Path | None
+) -> dict[str, Counter]:
+    """Print what the nearest tests say of the drawn mutants, each with its number.
 
-    The file `kept` has what the tests call, for a next slice of the same sample. Returns the number of each verdict by
-    package.
+    The file `kept` has what the tests call of `files`, for other mutants of the same tree. Returns the number of each
+    verdict by package.
     """
     reviewed, counts = read_mutants(), {}
     near = {
         file: nearest_tests(root, file, [m.test.partition("::")[0] for m in reviewed if m.file == file])
-        for file in {mutant.file for mutant in drawn}
+        for file in files
     }
     # Tests on images need packages that the others must not see.
     near = {file: [test for test in tests if not test.startswith("tests/vision")] for file, tests in near.items()}
@@ -271,14 +296,13 @@ def judge_sample(drawn: list[Drawn], numbers: range, root: Path, log: Path, kept
         reach = watch(root, {test for tests in near.values() for test in tests}, set(near), log)
         if kept:
             kept.write_text(json.dumps(reach.of_tests))
-    for number in numbers:
-        mutant = drawn[number - 1]
+    for number, mutant in drawn.items():
         tests, outcomes, said = reach.of(root, mutant.file, mutant.line, near[mutant.file]), {}, "survived"
         if tests:
             original = mutant.apply(root)
-            code, outcomes = run_pytest(root, tests, log, "--maxfail", "5", stops=True)
+            code, outcomes = run_pytest(root, tests, log, "--maxfail", "30", stops=True, limit=4 * MOST_SECONDS)
             (root / mutant.file).write_text(original, encoding="utf-8")
-            said = verdict(code, outcomes)
+            said = verdict_of_drawn(code, outcomes)
         counts.setdefault(mutant.package, Counter())[said.partition(" (")[0]] += 1
         print(f"{number} {said}  {mutant.file}:{mutant.line}: {mutant.old!r} → {mutant.new!r}", flush=True)
         failed = [test for test, outcome in outcomes.items() if outcome not in ("passed", "skipped")]
@@ -287,18 +311,27 @@ def judge_sample(drawn: list[Drawn], numbers: range, root: Path, log: Path, kept
 
 
 def describe_rates(counts: Mapping[str, Counter]) -> str:
-    """A table: caught, survived and not judged mutants, and the share of the judged ones that are caught."""
+    """A table: how many mutants each package's tests caught, and two shares of the judged ones.
+
+    The first share is of those that an assertion caught, the second adds those that raised an exception.
+    """
     from nanogka.evaluate.intervals import share_interval
 
-    lines = [f"{'package':<12}{'caught':>8}{'survived':>10}{'not judged':>12}   share of the judged, 95 % interval"]
+    def share(some: int, judged: int) -> str:
+        if not judged:
+            return ""
+        interval = share_interval(some / judged, judged)
+        return f"{some / judged:.0%} ({interval.low:.0%} to {interval.high:.0%})"
+
+    names = ("caught", "raised", "survived", "not judged", "equivalent")
+    columns = ("assertion", "exception", *names[2:])
+    heads = "".join(f"{column:>{len(column) + 2}}" for column in columns)
+    lines = [f"{'package':<12}{heads}   {'by an assertion':<20}either way (95 % intervals)"]
     for package, count in [*sorted(counts.items()), ("all", sum(counts.values(), Counter()))]:
-        judged = count["caught"] + count["survived"]
-        share = ""
-        if judged:
-            interval = share_interval(count["caught"] / judged, judged)
-            share = f"{count['caught'] / judged:.0%} ({interval.low:.0%} to {interval.high:.0%})"
-        numbers = f"{count['caught']:>8}{count['survived']:>10}{count['not judged']:>12}"
-        lines.append(f"{package:<12}{numbers}   {share}")
+        judged = count["caught"] + count["raised"] + count["survived"]
+        numbers = "".join(f"{count[name]:>{len(column) + 2}}" for name, column in zip(names, columns, strict=True))
+        shares = f"{share(count['caught'], judged):<20}{share(count['caught'] + count['raised'], judged)}"
+        lines.append(f"{package:<12}{numbers}   {shares}".rstrip())
     return "\n".join(lines)
 
 
@@ -312,15 +345,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of --sample (default: %(default)s)")
     parser.add_argument("--first", type=int, default=1, help="of --sample, begin with this one (default: %(default)s)")
     parser.add_argument("--reach", type=Path, help="of --sample, a file that keeps which functions the tests call")
+    parser.add_argument("--equivalent", default="", help="of --sample, numbers of mutants that change nothing: 3,17")
     options = parser.parse_args(argv)
     if options.sample is not None:
         prepare_forks()
         with tempfile.TemporaryDirectory(prefix="mutants") as folder:
             root = Path(folder) / "tree"
             copy_tree(root)
-            drawn = draw(root, options.sample, options.seed, options.match)
-            end = min(len(drawn), options.first - 1 + (options.most or len(drawn)))
-            counts = judge_sample(drawn, range(options.first, end + 1), root, Path(folder) / "log", options.reach)
+            drawn = dict(enumerate(draw(root, options.sample, options.seed, options.match), 1))
+            last = options.first - 1 + (options.most or len(drawn))
+            equivalent = {int(number) for number in options.equivalent.split(",") if number}
+            chosen = {n: m for n, m in drawn.items() if options.first <= n <= last and n not in equivalent}
+            files = files_of(root, options.match)
+            counts = judge_sample(chosen, files, root, Path(folder) / "log", options.reach)
+            for number in equivalent:
+                counts.setdefault(drawn[number].package, Counter())["equivalent"] += 1
         sys.path.insert(0, str(ROOT))
         print(describe_rates(counts))
         return 0

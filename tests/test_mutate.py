@@ -3,9 +3,11 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 
 import mutate
 import pytest
+from mutate import describe_rates
 
 
 def test_every_fault_fits_the_code_and_names_a_test():
@@ -51,15 +53,16 @@ CASES = {  # of a test's body and the exception that the heading declares
     ("raise TimeoutError", ""): "not judged (TimeoutError)",
     ("(", ""): "not judged (exit code 2)",
 }
+RAISED = {"not judged (KeyError)": "raised (KeyError)", "not judged (exit code 2)": "raised (exit code 2)"}  # if drawn
 JUDGE = """
 import json, os, sys
 from pathlib import Path
 import pytest
-from mutate import run_pytest, verdict
+from mutate import run_pytest, verdict, verdict_of_drawn
 os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
 for number, (_, raises) in enumerate(json.loads(sys.argv[2])):
     run = run_pytest(Path(sys.argv[1]), [f"test_{number}.py"], Path(sys.argv[1], "log"), "-x")
-    print(verdict(*run, raises))
+    print(verdict(*run, raises), verdict_of_drawn(*run), sep="; ")
 """
 
 
@@ -69,4 +72,18 @@ def test_only_an_assertion_or_a_declared_exception_catches_a_fault(tmp_path):
     # In a process without threads, which can be forked.
     words = [sys.executable, "-c", JUDGE, str(tmp_path), json.dumps(list(CASES))]
     run = subprocess.run(words, cwd=mutate.ROOT / "tests", check=True, capture_output=True, text=True)
-    assert run.stdout.splitlines() == list(CASES.values())
+    both = [line.split("; ") for line in run.stdout.splitlines()]
+    assert [reviewed for reviewed, _ in both] == list(CASES.values())
+    assert [drawn for (_, drawn), (_, raises) in zip(both, CASES) if not raises] == [
+        RAISED.get(said, said) for (_, raises), said in CASES.items() if not raises
+    ]
+
+
+def test_the_rates_are_of_the_judged_mutants_that_are_not_equivalent():
+    """94 by an assertion, 38 by an exception and 2 survivors; Wilson's intervals by hand."""
+    model = Counter({"caught": 90, "raised": 30, "survived": 2, "equivalent": 5})
+    tasks = Counter({"caught": 4, "raised": 8, "not judged": 3})
+    *_, both = [" ".join(line.split()) for line in describe_rates({"model": model, "tasks": tasks}).splitlines()]
+    assert both == "all 94 38 2 3 5 70% (62% to 77%) 99% (95% to 100%)"
+    empty = describe_rates({"page": Counter({"equivalent": 1})}).splitlines()[1]
+    assert empty.split() == ["page", "0", "0", "0", "0", "1"]

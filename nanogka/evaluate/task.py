@@ -126,8 +126,8 @@ class Question:
     """One item ready for the model."""
 
     candidates: list[Candidate]  # one per choice, a single one in language modeling; empty if `unscorable`
+    truncated: bool  # a candidate lost tokens on its left
     unscorable: str = ""  # the reason: the scored part is empty or does not fit the context
-    truncated: bool = False  # a candidate lost tokens on its left
 
 
 def make_question(type_: str, sequences: list[list[int]], limit: int | None) -> Question:
@@ -147,12 +147,12 @@ def make_question(type_: str, sequences: list[list[int]], limit: int | None) -> 
     candidates = []
     for sequence, start, cut in zip(sequences, starts, cuts):
         if start >= len(sequence):
-            return Question([], "a choice adds no tokens to the prompt", any(cuts))
+            return Question([], any(cuts), "a choice adds no tokens to the prompt")
         if start - cut < 1:  # the first scored token needs one before it that predicts it
             reason = "the scored part does not fit the context" if cut else "the sequences are all the same"
-            return Question([], reason, any(cuts))
+            return Question([], any(cuts), reason)
         candidates.append(Candidate(sequence[cut:], start - cut))
-    return Question(candidates, truncated=any(cuts))
+    return Question(candidates, any(cuts))
 
 
 def common_prefix(sequences: Sequence[list[int]]) -> int:

@@ -128,6 +128,14 @@ def test_what_no_solution_needs_is_refused(code, tmp_path):
     assert target.read_text() == "kept"
 
 
+@pytest.mark.parametrize("count,passes", [(1_048_576, True), (1_048_577, False)])
+def test_a_program_writes_files_of_at_most_a_mebibyte(count, passes):
+    assert (
+        run_code(f"import os\nopen('big', 'wb', 0).write(b'x' * {count})\nassert os.path.getsize('big') == {count}")
+        is passes
+    )
+
+
 def test_a_program_that_never_ends_is_killed():
     began = time.monotonic()
     assert not run_code("while True: pass", seconds=1)

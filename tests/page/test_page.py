@@ -16,6 +16,7 @@ from nanogka.generate.calculator import calculate
 from nanogka.generate.engine import Engine
 from nanogka.generate.settings import SamplingParams
 from nanogka.model import GPT, GPTConfig
+from nanogka.page import build
 from nanogka.page.build import TEXT, build_page
 from nanogka.page.weights import pack, with_rounded_weights
 from nanogka.runs import LoadedRun
@@ -338,6 +339,14 @@ def test_default_pages_are_small_enough(tmp_path):
         page = build_page(make_run(tmp_path, model=GPT(config), tokenizer=tokenizer))
         assert page.weights == weights
         assert len(page.html.encode()) < limit
+
+
+def test_a_page_has_at_most_200_mb(tmp_path, monkeypatch):
+    run, sizes = make_run(tmp_path), iter([200_000_000, 200_000_001])
+    monkeypatch.setattr(build, "page_size", lambda *of: next(sizes))
+    build_page(run, "float16")
+    with pytest.raises(ValueError, match="larger than 200,000,000 bytes"):
+        build_page(run, "float16")
 
 
 def test_a_model_that_a_page_cannot_compute_is_refused(tmp_path):

@@ -130,6 +130,10 @@ def test_jobs_share_out_the_processors_and_take_the_gpus_in_turn(grid, tmp_path,
     grid.settings["device"] = "cpu"
     on_cpu = Study(grid, tmp_path / "results.jsonl")
     assert (on_cpu.gpus, on_cpu.workers, on_cpu.threads) == ([], 11, 1)
+    monkeypatch.delattr(os, "sched_getaffinity")  # macOS has none
+    for cores, workers in ((7, 7), (None, 1)):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        assert Study(grid, tmp_path / "results.jsonl").workers == workers
 
 
 def test_a_family_whose_mixer_declares_wrong_flops_is_refused_before_anything_is_trained(study, monkeypatch):

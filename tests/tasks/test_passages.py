@@ -42,7 +42,9 @@ def test_the_true_choice_continues_the_passage_and_the_others_come_from_other_do
 def test_lengths_are_in_range_and_do_not_give_the_answer_away():
     items = true_continuation(make_texts(60), items=300)
     assert all(500 <= len(item["query"]) <= 900 for item in items)
-    assert all(120 <= len(choice) <= 200 for item in items for choice in item["choices"])
+    lengths = [len(choice) for item in items for choice in item["choices"]]
+    assert 120 <= min(lengths) < 125
+    assert 195 < max(lengths) <= 200
     for extreme in (max, min):
         right = sum(extreme(range(4), key=lambda i: len(item["choices"][i])) == item["gold"] for item in items)
         assert right / len(items) < 0.25 + 4 * (0.25 * 0.75 / len(items)) ** 0.5
@@ -64,6 +66,12 @@ def test_the_last_word_ends_its_passage():
         whole = item["context"] + " " + item["continuation"]
         assert any(whole in text and not text[text.index(whole) + len(whole)].isalnum() for text in TEXTS)
         assert 500 <= len(item["context"]) <= 900
+
+
+@pytest.mark.parametrize("length,ends", [(119, False), (120, True), (163, True), (200, True), (201, False)])
+def test_a_continuation_of_120_to_200_characters_is_in_range(length, ends):
+    text = "x" * length + " y"
+    assert passages._shorten(text, 150) == (text[:length] if ends else None)
 
 
 @pytest.mark.parametrize("make", [true_continuation, last_word])

@@ -109,7 +109,10 @@ def test_the_loss_of_a_mixture_is_the_mean_by_its_shares(chat_base, talk, monkey
     monkeypatch.setattr(chat_data, "EMBEDDED_TRAIN", 200)
     monkeypatch.setattr(chat_data, "EMBEDDED_VAL", 40)
     assert fine_tune("--data", f"{talk}:2,embedded:1", "--num-iterations", 1, "--eval-every", 0) == 0
-    last = trace(chat_base / "runs" / "tiny-chat", "eval")[-1]
+    run = chat_base / "runs" / "tiny-chat"
+    sources = yaml.safe_load((run / "config.yaml").read_text())["run"]["sources"]
+    assert [source["share"] for source in sources] == [0.666667, 0.333333]
+    last = trace(run, "eval")[-1]
     assert last["val_loss"] == pytest.approx(last[f"val_loss {talk}"] * 2 / 3 + last["val_loss embedded"] / 3)
 
 

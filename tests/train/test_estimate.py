@@ -10,12 +10,14 @@ import torch
 
 from nanogka.bench.gpu_costs import Counted, plan_on_gpus
 from nanogka.bench.published import TOLERANCE, comparison, published_runs
+from nanogka.common.distributed import Ranks
 from nanogka.common.formatting import scientific
 from nanogka.common.runtime import GPUS, Hardware, find_gpu
 from nanogka.model import GPTConfig, model_costs
 from nanogka.train import costs
 from nanogka.train.budget import plan_budget
 from nanogka.train.estimate import attention_flops, checkpoint_bytes, estimate_time, held_bytes, moved_bytes, step_time
+from nanogka.train.plan import Machine
 from scripts import plan_gpu
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +89,20 @@ def test_the_fastest_attention_of_a_gpu_is_assumed():
     seconds = step_time(config, GPUS["H200"], 2**19, 8).attention
     assert seconds == step_time(config, GPUS["H200"], 2**19, 8, flash_version="FA4").attention
     assert seconds < 0.7 * step_time(config, GPUS["H200"], 2**19, 8, flash_version="FA2").attention
+
+
+@pytest.mark.parametrize("mixer,tensors,more", [("gaussian", 57, 16), ("successor", 82, 16), ("dot_product", 62, 34)])
+def test_the_traffic_of_depth_20_is_that_of_the_counted_tensors(mixer, tensors, more):
+    """The counts that the GPU table of docs/RESULTS.md is computed from; each position has 1,280 numbers of 2 bytes."""
+    config = GPTConfig.from_depth(20, mixer, **DEPTH_20)
+    assert moved_bytes(config, 3) == 20 * tensors * 3 * 1280 * 2
+    assert moved_bytes(config, 3, fp8=True) == 20 * (tensors + more) * 3 * 1280 * 2
+
+
+def test_the_peak_of_a_run_is_that_of_all_its_devices():
+    machine = Machine(Ranks(3, 3, 8), torch.device("cpu"), torch.bfloat16, H100, False, "")
+    assert machine.peak_flops == 8 * 989e12
+    assert replace(machine, hardware=Hardware("a CPU")).peak_flops == 0
 
 
 def test_attention_counts_the_visible_pairs():

@@ -34,6 +34,15 @@ def test_julys_schedules_are_nanochats(N):
         assert schedule.weight_decay_scale(step) == pytest.approx((1 + math.cos(math.pi * step / N)) / 2, abs=1e-12)
 
 
+@pytest.mark.parametrize("N", [200, 2000])
+def test_februarys_schedules_are_nanochats(N):
+    schedule = Schedule.of(TrainSettings(network="february"), N, "february")
+    for step in range(0, N + 1, 10):
+        assert schedule.lr_scale(step) == pytest.approx(min(1, 2 * (1 - step / N)))
+        assert schedule.momentum(step) == pytest.approx(0.85 + 0.1 * min(1, step / 300))
+        assert schedule.weight_decay_scale(step) == pytest.approx(1 - step / N)
+
+
 def test_a_networks_settings_hold_where_no_flag_says_otherwise():
     names = ("unembedding_lr", "weight_decay", "warmup_steps", "warmdown_ratio", "final_lr_frac")
     given = {"network": "july", "weight_decay": 0.0, "warmup_steps": 3, "final_lr_frac": 0.0}

@@ -1,5 +1,7 @@
 """Sharded over ranks, each holds its share of the state and of the work; the steps are in test_literal_optimizer."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -197,3 +199,19 @@ def test_matrices_are_spread_by_the_work_of_their_orthogonalization_and_buckets_
     parameters = {name: torch.nn.Parameter(torch.zeros(2, 2)) for name in "abcde"}
     made = make_buckets(parameters, dict.fromkeys(parameters, 0), dict.fromkeys(parameters, "adamw"), limit=8)
     assert [len(bucket.parameters) for bucket in made] == [2, 2, 1]
+    kinds, owners = dict(zip("abcde", ["muon", "adamw", "muon", "adamw", "muon"])), dict.fromkeys("abcde", 0)
+    parameters = {name: torch.nn.Parameter(torch.zeros(n, 3)) for name, n in zip("abcde", (2, 2, 5, 5, 2))}
+    made = make_buckets(parameters, owners, kinds, limit=21)
+    assert [(bucket.shape, [len(p) for p in bucket.parameters]) for bucket in made] == [
+        (None, [2, 5]),
+        ((2, 3), [2, 2]),
+        ((5, 3), [5]),
+    ]
+
+
+def test_a_rank_without_gradients_adds_nothing_to_the_norm(monkeypatch):
+    sent = []
+    monkeypatch.setattr(dist, "all_reduce", lambda values: sent.append(values.tolist()) or values.add_(2.25))
+    rank = SimpleNamespace(owned={}, buckets=[()], ranks=Ranks(2, 2, 3))
+    assert ShardedOptimizer._norm_and_losses(rank, torch.tensor(3.5)) == (1.5, [2.25, 2.25, 5.75])
+    assert sent == [[0.0, 0.0, 0.0, 3.5]]

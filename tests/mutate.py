@@ -217,6 +217,7 @@ def copy_tree(root: Path) -> None:
 
 def prepare_forks() -> None:
     """Import what the tests need, once for all children; not the project, because each child imports its own copy."""
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported; without a GPU, tests need it
     for name in SLOW_IMPORTS:
         with suppress(ImportError):
             importlib.import_module(name)

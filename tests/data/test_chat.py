@@ -89,8 +89,8 @@ def test_rows_hold_whole_conversations_and_learn_exactly_what_the_mask_says(mixt
         assert known[ids] == learned
 
 
-def test_shares_of_the_tokens_are_the_weights(mixture):
-    batches = loader(mixture)
+def test_shares_of_the_tokens_are_the_weights():
+    batches = loader(DataMixture([source("a", 60, longest=5), source("b", 25)], [1, 2]))
     tokens = {"a": 0, "b": 0}
     for _ in range(60):
         for ids, _ in next_conversations(batches):

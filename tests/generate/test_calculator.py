@@ -90,7 +90,7 @@ def test_commas_in_numbers_and_blanks_around_the_expression_are_ignored():
 @pytest.mark.parametrize(
     "code",
     [
-        *("", "2 +", "1e999", "1e200 * 1e200", "1 / 0", "10 ** 9 ** 9", "'a' * 9", "'a'", "True", "1j", "x"),
+        *("", "2 +", "1e999", "1e200 * 1e200", "1 / 0", "2 ** 3", "10 ** 9 ** 9", "'a' * 9", "'a'", "True", "1j", "x"),
         *("__import__('os')", "'a'.upper()", "'a'.count('a', 0)", "'a'.count(sub='a')", "'a'.count", "2 & 1", "not 1"),
         *(
             "' '.join(3)",

@@ -114,15 +114,15 @@ def test_sampling_at_half_the_temperature_squares_the_probabilities(tmp_path):
     np.testing.assert_allclose(found, [*(weights / weights.sum()), 0], atol=0.012)
 
 
-WRITE = """await write({ source, changes, temperature: 0, most: 8 });
+WRITE = """await write({ source, changes, temperature: 0, most: 24 });
     return posted.filter(({ type }) => type === "piece").map(({ id }) => id);"""
 
 
 def test_a_text_written_after_a_change_of_the_first_layer_is_that_of_the_changed_model(tmp_path):
     loaded = make_run(tmp_path, "G", sequence_len=64)
     spec, packed = describe(loaded, "float32", "x")
-    script = f"""const source = {{ text: "the cat" }}, changes = network.trained();
-        await write({{ source, changes, temperature: 0, most: 8 }});
+    script = f"""const source = {{ text: "the cat sat on the mat" }}, changes = network.trained();
+        await write({{ source, changes, temperature: 0, most: 24 }});
         posted.length = 0;
         changes[0].sigma = changes[0].sigma.map((sigma) => 30 * sigma);
         {WRITE}"""
@@ -131,10 +131,10 @@ def test_a_text_written_after_a_change_of_the_first_layer_is_that_of_the_changed
     expected = []
     for factor in (1, 30):
         model.blocks[0].mixer.log_bandwidth.data += np.log(factor)
-        ids = [loaded.tokenizer.bos_id, *loaded.tokenizer.encode("the cat")]
+        ids = [loaded.tokenizer.bos_id, *loaded.tokenizer.encode("the cat sat on the mat")]
         start = len(ids)
         with torch.no_grad():
-            while len(ids) < start + 8:
+            while len(ids) < start + 24:
                 ids.append(int(model(torch.tensor([ids]))[0, -1, : loaded.tokenizer.vocab_size].argmax()))
         expected.append(ids[start:])
     assert expected[0] != expected[1]

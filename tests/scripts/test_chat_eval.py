@@ -75,7 +75,9 @@ def test_a_question_that_is_judged_differently_is_asked_again(base, flags, monke
     assert [is_asked(), is_asked()] == [True, False]
     with_tests = [{"judge": partial(judge, tests)} for tests in "ab"]
     others = [{"answer": "two"}, {"max_tokens": 5}, {"chance": 0.25}, {"judge": judge_by_tests}, *with_tests]
-    for more in others:
+    more = {}
+    for change in others:  # one at a time: each call differs from the one before in one fact
+        more |= change
         assert is_asked(**more), more
         assert not is_asked(**more), more
     known = digest_of_code

@@ -206,7 +206,7 @@ class LayerCache:
         """Keep a state (B, …) for the next step. Padding must not have changed it (`TokenContext.valid`)."""
         self.cache.states[self.key, name] = value
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float = 1.0) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
         """Append k (B, T, H, D) and v (B, T, H, D_v) of the new positions; softmax(scale · q kᵀ) v over all cached."""
         # Keys are cached as attention uses them, rotated and normed: to compute all keys again in every step costs more
         # than the attention itself.

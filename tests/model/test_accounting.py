@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nanogka.model import GPT, GPTConfig, model_costs
+from nanogka.model import GPT, GPTConfig, activation_bytes, model_costs
 from nanogka.model.layers import Linear, ShortConvolution
 from nanogka.model.measure import check_flops, measure_mixers
 from nanogka.model.mixers.gaussian import GaussianMixer
@@ -57,6 +57,14 @@ def test_a_layer_caches_its_window_and_the_token_itself():
         assert accounting.cache_bytes(context) == (3 * 33 + context) * config.n_embd * 2 * 2
     baseline = model_costs(GPTConfig.from_depth(4, "dot_product"))
     assert baseline.cache_bytes_per_token == accounting.cache_bytes_per_token
+
+
+@pytest.mark.parametrize("letter,tensors", [("G", 12.2), ("S", 15.2), ("D", 15.8), ("V", 14.3), ("M", 11.5)])
+def test_a_layer_keeps_the_counted_tensors_for_the_backward_pass(letter, tensors):
+    """The counts decide the micro-batch; tests/kernels/test_plan.py traces them."""
+    config = GPTConfig.from_depth(3, letter, vocab_size=50, sequence_len=16)
+    assert activation_bytes(config, 700, 2) == round(3 * tensors * 700 * config.n_embd * 2)
+    assert activation_bytes(config, 700, 4, checkpointing=True) == round((3 + tensors) * 700 * config.n_embd * 4)
 
 
 def test_counting_builds_no_weights(monkeypatch):

@@ -99,6 +99,33 @@ def test_the_traffic_of_depth_20_is_that_of_the_counted_tensors(mixer, tensors, 
     assert moved_bytes(config, 3, fp8=True) == 20 * (tensors + more) * 3 * 1280 * 2
 
 
+RATES = [  # products, products in 8 bits, attention forward and backward, in TFLOP/s; TB/s of element-wise kernels
+    ("H100", "FA4", 710, 1170, 560, 316, 2.95),
+    ("H100", "FA2", 710, 1170, 300, 200, 2.95),
+    ("A100-SXM4-80GB", "FA2", 0.88 * 312, None, 0.62 * 312, 0.52 * 312, 2.039 * 2.95 / 3.35),
+    ("RTX 4090", "FA2", 165.2, 165.2 * 1170 / 710, 0.80 * 165.2, 0.70 * 165.2, 1.008 * 2.95 / 3.35),
+]
+
+
+@pytest.mark.parametrize("gpu,version,products,in_8,forward,backward,bandwidth", RATES)
+def test_a_step_takes_the_time_of_the_measured_rates(gpu, version, products, in_8, forward, backward, bandwidth):
+    """By hand: 500 tokens per GPU, 9 · 128² weights in each of two layers, 300 · 128 in the head."""
+    config = GPTConfig.from_depth(2, "gaussian", sequence_len=8, vocab_size=300)
+    time = step_time(config, GPUS[gpu], 1000, 2, flash_version=version)
+    assert time.products == pytest.approx(6 * 500 * (2 * 9 * 128**2 + 300 * 128) / (products * 1e12))
+    flops = 4 * 128 * (500 / 8) * (30 + 36)  # pairs of a window of 4, and of none
+    assert time.attention == pytest.approx(flops / (forward * 1e12) + 2.5 * flops / (backward * 1e12))
+    assert time.loss == pytest.approx(4 * 2 * 500 * 300 / (bandwidth * 1e12))
+    assert time.elementwise == pytest.approx(2 * 57 * 2 * 500 * 128 / (bandwidth * 1e12))
+    assert time.update == 0.01
+    if in_8:
+        rest = 2 * 9 * 128**2 + 300 * 128 - 10_000
+        in_fp8 = step_time(config, GPUS[gpu], 1000, 2, in_fp8=10_000).products
+        assert in_fp8 == pytest.approx(6 * 500 * (rest / products + 10_000 / in_8) / 1e12)
+    else:
+        assert step_time(config, GPUS[gpu], 1000, 2, in_fp8=10_000) is None
+
+
 def test_the_peak_of_a_run_is_that_of_all_its_devices():
     machine = Machine(Ranks(3, 3, 8), torch.device("cpu"), torch.bfloat16, H100, False, "")
     assert machine.peak_flops == 8 * 989e12

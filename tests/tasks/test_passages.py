@@ -1,5 +1,6 @@
 """The two tasks built from validation text: fair, repeatable, and made of the original text."""
 
+import hashlib
 import random
 
 import pytest
@@ -91,3 +92,5 @@ def test_the_items_are_those_of_the_documents_scores():
     """A score is comparable with earlier ones only if all of these stay."""
     assert (passages.CONTEXT_CHARS, passages.CONTINUATION_CHARS, passages.CHOICES) == ((500, 900), (120, 200), 4)
     assert (passages.DEFAULT_ITEMS, passages.SEED, passages.MAX_DOCUMENTS) == (200, 2605, 5000)
+    for make, digest in ((true_continuation, "14d2c994fc98ef1e"), (last_word, "2f9a0208769a38bb")):
+        assert hashlib.sha256(repr(make(TEXTS, items=30)).encode()).hexdigest()[:16] == digest

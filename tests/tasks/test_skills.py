@@ -1,14 +1,17 @@
 """The embedded skills: answers are right for the question as it is typed, and what is held out is never trained."""
 
 import functools
+import hashlib
 import itertools
 import random
 import re
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from question_oracle import computed, converted, counted, dated, greeted, repeated, spelled
 
+from tasks import words
 from tasks.dates import MONTHS, WEEKDAYS
 from tasks.items import Wordings, as_typed, is_for, neat
 from tasks.promise import PROMISE, REFUSAL
@@ -50,6 +53,19 @@ def test_the_calculator_gives_the_value_of_the_question_with_four_decimals(name,
         assert exact.denominator > 1 or item.answer == str(int(exact))
         assert [part.type for part in item.reply()] == ["python", "python_output", "text"]
         assert item.reply()[1].text == item.answer == item.reply(calculator=False)
+
+
+@pytest.mark.parametrize("name", [*SKILLS, "conversations"])
+def test_a_seed_draws_the_questions_with_which_the_scores_were_measured(name, monkeypatch):
+    """In every version of Python. After a change of the data, docs/RESULTS.md needs new scores, or says so."""
+    monkeypatch.setattr(words, "real_words", words.everyday_words)  # the others are those of Python's documentation
+    if name == "conversations":
+        messages = [message for one in conversations(TRAIN, 300, seed=5) for message in one.messages]
+        drawn = [(message.role, [part.text for part in message.parts]) for message in messages]
+    else:
+        drawn = [(question, item.answer, item.code) for question, item in asked(name, TRAIN, 2000)]
+    lines = (Path(__file__).parent / "drawn.txt").read_text(encoding="utf-8").splitlines()
+    assert f"{name} {hashlib.sha256(repr(drawn).encode()).hexdigest()[:16]}" in lines
 
 
 @pytest.mark.parametrize("name", ["limits", "near_misses"])

@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -28,6 +29,7 @@ from nanogka.api import Model
 from nanogka.common.errors import Errors
 from nanogka.common.formatting import one_line, shorten
 from nanogka.common.runtime import pick_device_and_dtype
+from nanogka.common.signals import EXIT_CODES, handled
 from nanogka.generate.continuous import Request, TokenOutput
 from nanogka.generate.scoring import score_prompt
 from nanogka.runs import Run, find_run, load_run
@@ -70,19 +72,36 @@ def serve(
         served = Served(settings.name or run.tag, model, settings, created, questions)
         api_key = settings.api_key or os.environ.get(KEY_VARIABLE, "")
         app = make_app(served, api_key, settings.hosts, settings.origins)
+        server = make_server(app, settings.access_log)
         host, port = listening.getsockname()[:2]
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        print(f"serving {served.name}, step {run.step} ({run.kind}, {device}), at {where}", flush=True)
-        if run.examples and (settings.own_questions or not questions):
-            print(one_line(f"questions on the chat page: {about}"), flush=True)
-        if settings.host not in LOOPBACK and not api_key:
-            print(
-                f"everyone who can reach {settings.host} can use it; --api-key or {KEY_VARIABLE} sets a key", flush=True
-            )
-        # uvicorn raises the signal again once it has stopped; ignoring it then makes the exit code 0.
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        make_server(app, settings.access_log).run(sockets=[listening])
+        with _stop_by_signal(server):  # before the line from which others learn that it runs
+            print(f"serving {served.name}, step {run.step} ({run.kind}, {device}), at {where}", flush=True)
+            if run.examples and (settings.own_questions or not questions):
+                print(one_line(f"questions on the chat page: {about}"), flush=True)
+            if settings.host not in LOOPBACK and not api_key:
+                text = f"everyone who can reach {settings.host} can use it; --api-key or {KEY_VARIABLE} sets a key"
+                print(text, flush=True)
+            server.run(sockets=[listening])
     return 0
+
+
+@contextlib.contextmanager
+def _stop_by_signal(server: uvicorn.Server) -> Iterator[None]:
+    """Let SIGTERM, SIGINT and SIGHUP stop the server within the block, also while it starts.
+
+    At the end SIGINT and SIGHUP are raised again. SIGTERM is the usual way to stop a server and no failure.
+    """
+    received = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        received.append(number)  # uvicorn has its own handlers while it runs, and raises their signals again afterwards
+        server.handle_exit(number, frame)
+
+    with handled(stop, [number for number in EXIT_CODES if signal.getsignal(number) != signal.SIG_IGN]):
+        yield
+    if received and received[0] != signal.SIGTERM:
+        signal.raise_signal(received[0])
 
 
 def make_server(app: Starlette, access_log: bool = False) -> uvicorn.Server:

@@ -40,11 +40,30 @@ def test_questions_of_own_conversations_reach_clients_only_on_request(base, monk
     (folder / "examples.json").write_text('["What did Aunt May say?"]')
     monkeypatch.setattr(app, "make_app", lambda served, *_: seen.append(served.examples))
     monkeypatch.setattr(app, "make_server", lambda *_: SimpleNamespace(run=lambda sockets: None))
-    monkeypatch.setattr(app, "signal", SimpleNamespace(signal=lambda *_: None, SIGTERM=signal.SIGTERM))
     assert serve.main(["--port", "0", *flags]) == 0
     assert [list(examples) for examples in seen] == [["What did Aunt May say?"] if shown else []]
     told = capsys.readouterr().out
     assert ("may be private" in told, "for all readers" in told) == (not shown, bool(flags))
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 129)])
+def test_a_signal_that_comes_before_the_server_runs_stops_it(base, monkeypatch, number, code):
+    app, stopped = pytest.importorskip("nanogka.serve.app"), []
+    save_run(base / "runs" / "tiny", talking_model([97]))
+
+    class Server:
+        def __init__(self, *_):
+            pass
+
+        def handle_exit(self, received, frame):
+            stopped.append(received)
+
+        def run(self, sockets):
+            os.kill(os.getpid(), number)  # uvicorn installs its own handlers only in here
+            assert stopped == [number]
+
+    monkeypatch.setattr(app, "make_server", Server)
+    assert (serve.main(["--port", "0"]), stopped) == (code, [number])
 
 
 def stream(port: int, max_tokens: int) -> http.client.HTTPResponse:

@@ -18,7 +18,7 @@ done
 case "${RECIPE:-}" in "" | paper | best) ;; *) odd RECIPE "paper or best" ;; esac
 case "${STAGE:-}" in "" | prepare | train | after) ;; *) odd STAGE "prepare, train or after" ;; esac
 case "${GPUS:-0}" in *[!0123456789]* | ?????*) odd GPUS "an integer from 0 to 9999" ;; esac
-case "${RUN:-}" in .* | */*) odd RUN "a plain folder name" ;; esac
+case "${RUN:-}" in [.-]* | */*) odd RUN "a plain folder name" ;; esac
 case "${TRAIN_FLAGS:-}" in *[\'\"\\]*) odd TRAIN_FLAGS "words separated by spaces, without quotes" ;; esac
 [ "$bad" = 0 ] || exit 2
 

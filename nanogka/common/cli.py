@@ -210,7 +210,7 @@ def run_script(function: Callable[[], object], script: str) -> int:
             result = function()
     except (ValueError, OSError) as error:
         for line in str(error).splitlines() or [type(error).__name__]:
-            say(as_started(f"{script}: {line}{_place_hint(error)}"))
+            say(as_started(f"{script}: {line}{_path_hint(error)}"))
         return 2 if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG else 1
     except (KeyboardInterrupt, Terminated) as stopped:
         with suppress(OSError):  # the terminal is gone after SIGHUP
@@ -220,9 +220,13 @@ def run_script(function: Callable[[], object], script: str) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _place_hint(error: Exception) -> str:
-    """Advice for a user who cannot write the folder of all outputs, for example without a home folder; else empty."""
-    if not isinstance(error, OSError) or not isinstance(error.filename, str) or os.environ.get("NANOGKA_BASE_DIR"):
+def _path_hint(error: Exception) -> str:
+    """Advice on the path of an error, for example to a user without a home folder; else empty."""
+    if not isinstance(error, OSError) or not isinstance(error.filename, str):
+        return ""
+    if error.errno == errno.EEXIST and not os.path.exists(error.filename):  # from mkdir
+        return f"; it is a link to {os.readlink(error.filename)}, which does not exist: make that, or delete the link"
+    if os.environ.get("NANOGKA_BASE_DIR"):
         return ""
     outputs, path = base_dir(), Path(error.filename)
     concerned = outputs in (path, *path.parents) or path in outputs.parents

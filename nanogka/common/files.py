@@ -40,6 +40,8 @@ def base_dir() -> Path:
     named = os.environ.get("NANOGKA_BASE_DIR") or "~/.cache/nanogka"
     if "$" in named or named != named.strip():  # from a file that no shell has read
         raise ValueError(f"NANOGKA_BASE_DIR: got {named!r}, expected a path without variables and blanks at its ends")
+    if named != named.encode(errors="replace").decode():
+        raise ValueError(f"NANOGKA_BASE_DIR: got {named!r}, expected a path in UTF-8")
     folder = expand_path(named)
     if str(folder).startswith("~"):  # the system does not know the user, or has no home folder for this one
         raise ValueError(f"NANOGKA_BASE_DIR: got {named!r}, whose home folder is unknown; expected another folder")

@@ -60,7 +60,7 @@ class FolderSettings:
 
     def check(self, errors: Errors) -> None:
         """Record what is wrong with the settings beyond the bounds in their flags."""
-        plain = self.run == self.run.strip() and not self.run.startswith(".") and not set(self.run) & set("/\\")
+        plain = self.run == self.run.strip() and not self.run.startswith((".", "-")) and not set(self.run) & set("/\\")
         plain = plain and self.run.isprintable() and len(self.run) < 200
         errors.require(plain, "run", self.run, "a plain folder name")
         errors.capture(lambda: import_tracker(self.tracker))

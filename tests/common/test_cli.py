@@ -169,6 +169,13 @@ def test_a_home_that_cannot_be_written_names_the_variable(path, named, hint, mon
     assert ("set NANOGKA_BASE_DIR to a folder that you can write\n" in capsys.readouterr().err) == hint
 
 
+def test_a_link_that_leads_nowhere_is_named(tmp_path, capsys):
+    link = tmp_path / "data"
+    link.symlink_to(tmp_path / "disk")
+    assert run_script(lambda: (link / "runs").mkdir(parents=True), "tool") == 1
+    assert f"'{link}'; it is a link to {tmp_path / 'disk'}, which does not exist" in capsys.readouterr().err
+
+
 def test_our_own_errors_keep_their_traceback_and_codes_pass_through():
     with pytest.raises(KeyError):
         run_script(lambda: fail(KeyError("x")), "tool")

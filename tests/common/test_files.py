@@ -237,10 +237,11 @@ def test_a_user_without_a_home_is_told_to_name_a_folder(monkeypatch, named):
         base_dir()
 
 
-@pytest.mark.parametrize("named", ["$HOME/x", "/data/$USER", " ", "/data\n"])
-def test_a_base_folder_that_no_shell_has_read_is_refused(monkeypatch, named):
+@pytest.mark.parametrize("named", ["$HOME/x", "/data/$USER", " ", "/data\n", os.fsdecode(b"/data/\xff")])
+def test_a_base_folder_that_no_shell_has_read_or_is_not_utf8_is_refused(monkeypatch, named):
     monkeypatch.setenv("NANOGKA_BASE_DIR", named)
-    with pytest.raises(ValueError, match="^NANOGKA_BASE_DIR: got .*, expected a path without variables and blanks"):
+    expected = "in UTF-8" if "data/\udcff" in named else "without variables and blanks"
+    with pytest.raises(ValueError, match=f"^NANOGKA_BASE_DIR: got .*, expected a path {expected}"):
         base_dir()
 
 

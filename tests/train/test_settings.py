@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from nanogka.common.cli import flags_of
+from nanogka.common.errors import Errors
 from nanogka.study.grid import decisive
 from nanogka.train.chat import ChatSettings
-from nanogka.train.plan import RunSettings, compared_on_resume, decide_compile
+from nanogka.train.plan import FolderSettings, RunSettings, compared_on_resume, decide_compile
 from nanogka.train.rl import RLSettings
 from nanogka.train.settings import TrainSettings
 from scripts import base_train, chat_rl, chat_sft
@@ -35,6 +36,14 @@ def test_a_study_knows_a_run_by_its_budget_and_not_by_where_its_text_is():
     first = decisive(TrainSettings(target_flops=1e13, data="here", sample_every=3).to_dict())
     assert first == decisive(TrainSettings(target_flops=1e13, data="there", keep=7).to_dict())
     assert first != decisive(TrainSettings(target_flops=2e13, data="here").to_dict())
+
+
+@pytest.mark.parametrize("name", ["../x", ".x", "-x", "a\\b", " a", "a\n", "a" * 200])
+def test_a_name_that_is_no_plain_folder_is_refused(name):
+    FolderSettings(run="a b,c:2 é").check(errors := Errors())
+    assert not errors.lines
+    FolderSettings(run=name).check(errors)
+    assert errors.lines == [f"run: got {name!r}, expected a plain folder name"]
 
 
 def test_help_marks_what_a_resumed_run_cannot_change(capsys):

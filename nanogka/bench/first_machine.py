@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from nanogka.common.files import base_dir
+from nanogka.common.files import base_dir, free_bytes
 from nanogka.common.gpus import ask_driver
 from nanogka.common.processes import visible_gpus
 from nanogka.common.runtime import describe_hardware
@@ -33,7 +33,7 @@ def machine(smoke: bool, device: torch.device, gpus: int) -> Iterator[dict]:
         yield {"nvidia": listed.splitlines(), "nvlink": bool(re.search(r"\bNV\d", topology))}
     cores = os.cpu_count()
     base_dir().mkdir(parents=True, exist_ok=True)
-    free, rate = shutil.disk_usage(base_dir()).free, disk_rate(base_dir(), PROBE // 64 if smoke else PROBE)
+    free, rate = free_bytes(base_dir()), disk_rate(base_dir(), PROBE // 64 if smoke else PROBE)
     yield {"hardware": describe_hardware(device).name, "gpus": gpus, "cores_per_gpu": cores / gpus}
     yield {"free_disk_bytes": free, "disk_bytes_per_second": rate}
     wrong = []

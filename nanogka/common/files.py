@@ -8,6 +8,7 @@ import errno
 import glob
 import hashlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -77,7 +78,7 @@ def open_regular(path: Path, max_bytes: int | None = None) -> BinaryIO:
 def read_bytes(path: Path, max_bytes: int = MAX_DATA_BYTES) -> bytes:
     """The content of a regular file."""
     parts, size = [], 0
-    with open_regular(path, max_bytes) as file:
+    with open_regular(path, max_bytes) as file, annotate_oserror(path):
         while part := file.read(BLOCK):  # None where a read would wait, as of /proc/kmsg
             parts.append(part)
             size += len(part)
@@ -261,10 +262,20 @@ def build_once(
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a regular file, in hexadecimal."""
     digest = hashlib.sha256()
-    with open_regular(path) as file:
+    with open_regular(path) as file, annotate_oserror(path):
         while block := file.read(BLOCK):
             digest.update(block)
     return digest.hexdigest()
+
+
+def free_bytes(folder: Path) -> float:
+    """Free space on the disk of a folder, which need not exist yet. Infinity if its file system does not say."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        usage = shutil.disk_usage(existing)
+    except OSError:
+        return math.inf
+    return usage.free if usage.total else math.inf  # some mounts of object stores have the size 0
 
 
 def fsync(path: Path) -> None:

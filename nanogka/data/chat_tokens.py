@@ -104,11 +104,19 @@ def _save(source: TokenizedSource, folder: Path) -> None:
 
 def _load(name: str, folder: Path) -> TokenizedSource:
     train, val = (
-        TokenizedConversations(np.load(folder / f"{split}.npy", mmap_mode="r"), np.load(folder / f"{split}_ends.npy"))
+        TokenizedConversations(_array(folder / f"{split}.npy"), np.load(folder / f"{split}_ends.npy"))
         for split in SPLITS
     )
     rejected = read_json(folder / "rejected.json")["rejected"]
     return TokenizedSource(name, train, val, [Rejection(*one) for one in rejected])
+
+
+def _array(file: Path) -> np.ndarray:
+    """The array in a .npy file, which stays there where the file system can map files into memory."""
+    try:
+        return np.load(file, mmap_mode="r")
+    except OSError:
+        return np.load(file)
 
 
 def _tokenize_source(

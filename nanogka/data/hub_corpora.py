@@ -4,7 +4,6 @@ A shard has about 250 million characters, which are 50 million tokens and 100 MB
 """
 
 import math
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from nanogka.common.files import acquire, base_dir, first_line, sha256_of
+from nanogka.common.files import acquire, base_dir, first_line, free_bytes, sha256_of
 from nanogka.data.corpus import Corpus, read_manifest, write_manifest
 
 TOKENS_PER_SHARD = 50_000_000  # the tokenizer makes a token of about 4.8 characters
@@ -110,7 +109,7 @@ def _download(corpus: HubCorpus, names: list[str], files: dict[str, dict], worke
         lfs = {file.rfilename: file.lfs for file in info.siblings or [] if file.lfs is not None}
         found = {name: {"size": lfs[name].size, "sha256": lfs[name].sha256} for name in names if name in lfs}
         needed = sum(record["size"] for name, record in found.items() if not (folder / name).exists())
-        if needed > (free := shutil.disk_usage(folder).free):
+        if needed > (free := free_bytes(folder)):
             raise OSError(f"not enough space in {folder}: needs {needed / 1e9:.1f} GB, has {free / 1e9:.1f} GB free")
         about = {"validation": corpus.validation, "source": f"{hub.endpoint}/datasets/{repo}", "revision": info.sha}
         write_manifest(folder, **about, files=files)  # first: an unfinished folder must not validate on another shard

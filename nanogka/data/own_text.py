@@ -29,6 +29,7 @@ from nanogka.common.errors import Errors
 from nanogka.common.files import (
     MAX_DATA_BYTES,
     MAX_JSON_BYTES,
+    annotate_oserror,
     base_dir,
     build_once,
     expand_path,
@@ -191,7 +192,8 @@ def read_each(files: Sequence[Path], read: Callable[[Path], Iterator[T]], hint: 
     errors = Errors()
     for file in files:
         try:
-            yield from read(file)
+            with annotate_oserror(file):
+                yield from read(file)
         except ValueError as error:
             errors.extend(error)
     if errors.lines and len(files) > 1:

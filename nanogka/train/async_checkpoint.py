@@ -5,7 +5,6 @@ while half a gigabyte was written, another thread never waited for more than 12 
 """
 
 import math
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from nanogka.checkpoint import Checkpoint, delete_checkpoint, list_checkpoints, save_checkpoint, step_of
 from nanogka.common.cli import flag
-from nanogka.common.files import first_line
+from nanogka.common.files import first_line, free_bytes
 from nanogka.common.formatting import gigabytes
 
 T = TypeVar("T")
@@ -110,7 +109,7 @@ class CheckpointWriter:
             self._rotate()
         except Exception as error:  # safetensors and torch raise their own types on a full disk
             # What was written is gone again, so the space that is free now is what the checkpoint had.
-            free, needed = shutil.disk_usage(self.folder).free, _tensor_bytes(checkpoint)
+            free, needed = free_bytes(self.folder), _tensor_bytes(checkpoint)
             full = f"the disk is full ({gigabytes(free)} free for a checkpoint of {gigabytes(needed)}): "
             raise CheckpointError(
                 f"checkpoint step_{checkpoint.step:06d} could not be written to {self.folder}: "

@@ -6,11 +6,12 @@ from dataclasses import asdict, replace
 
 import torch
 
+from nanogka.common.files import free_bytes
 from nanogka.common.formatting import byte_size, duration, gigabytes, number, plain_table, scientific
 from nanogka.model import GPTConfig, activation_bytes, attention_name, model_costs
 from nanogka.model.measure import measure_mixers
 from nanogka.train.budget import TrainingBudget, plan_budget
-from nanogka.train.estimate import checkpoint_bytes, checkpoints_at_once, estimate_time, free_bytes, held_bytes
+from nanogka.train.estimate import checkpoint_bytes, checkpoints_at_once, estimate_time, held_bytes
 from nanogka.train.plan import TrainPlan
 
 LONG_CONTEXT = 8192
@@ -124,7 +125,8 @@ def describe_plan_cost(plan: TrainPlan) -> str:
         activations = activation_bytes(plan.config, positions, machine.dtype.itemsize, checkpointing)
         memory += f", activations about {gigabytes(activations)}" if activations else ""
     disk = f"checkpoints {checkpoints_at_once(plan)} × {gigabytes(saved)} on a disk with "
-    disk += f"{gigabytes(free_bytes(plan.folder))} free"
+    free = free_bytes(plan.folder)
+    disk += f"{gigabytes(free)} free" if free < math.inf else "unknown free space"
     return f"{describe_time(plan)}; {memory}; {disk}"
 
 

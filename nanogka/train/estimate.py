@@ -6,9 +6,7 @@ shares are fitted to published runs, for three families of GPUs. `scripts.plan_g
 these runs, for others and for one of ours (nanogka/bench/published.py).
 """
 
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -192,9 +190,3 @@ def checkpoints_at_once(plan: TrainPlan) -> int:
     every, total = plan.settings.save_every, plan.num_iterations
     saved = -(-total // every) if every else 1
     return min(plan.settings.keep + plan.settings.keep_best + 1, saved)
-
-
-def free_bytes(folder: Path) -> int:
-    """Free space on the disk of a folder, which need not exist yet."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    return shutil.disk_usage(existing).free

@@ -25,11 +25,11 @@ from nanogka.checkpoint import (
 )
 from nanogka.common.cli import flag_name
 from nanogka.common.errors import differences
-from nanogka.common.files import acquire, holder_of
+from nanogka.common.files import acquire, free_bytes, holder_of
 from nanogka.common.formatting import gigabytes, shorten
 from nanogka.model import GPT
 from nanogka.runs import METRICS, read_metrics
-from nanogka.train.estimate import checkpoint_bytes, checkpoints_at_once, free_bytes
+from nanogka.train.estimate import checkpoint_bytes, checkpoints_at_once
 from nanogka.train.plan import ADVICE, DATA_FINGERPRINTS, TrainPlan, check_folder
 from nanogka.train.sharded_optimizer import ShardedOptimizer
 

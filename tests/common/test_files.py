@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock, Timeout
@@ -21,12 +22,15 @@ from nanogka.common.files import (
     atomic_write,
     base_dir,
     expand_path,
+    free_bytes,
     fsync,
     holder_of,
     open_regular,
     parse_yaml,
+    read_bytes,
     read_json,
     read_yaml,
+    sha256_of,
 )
 
 
@@ -139,6 +143,37 @@ def test_a_disk_that_fails_is_an_error_of_folders_too(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="Input/output"):
         fsync(tmp_path)
+
+
+@pytest.mark.parametrize("read", [read_bytes, sha256_of])
+def test_a_disk_that_fails_while_it_is_read_names_the_file(tmp_path, monkeypatch, read):
+    class Failing:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def read(self, _):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("nanogka.common.files.open_regular", lambda *_: Failing())
+    with pytest.raises(OSError, match=str(tmp_path / "a")):
+        read(tmp_path / "a")
+
+
+def test_free_space_that_a_file_system_does_not_say_is_no_limit(tmp_path, monkeypatch):
+    assert 0 < free_bytes(tmp_path / "none" / "yet") < 1e18
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=0, free=0))
+    assert free_bytes(tmp_path) == float("inf")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=9, free=0))
+    assert free_bytes(tmp_path) == 0
+
+    def refuse(_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("shutil.disk_usage", refuse)
+    assert free_bytes(tmp_path) == float("inf")
 
 
 def test_a_private_file_is_written_where_modes_cannot_be_changed(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Conversations: the loss covers the replies, bad ones are counted with their place, and resuming is exact."""
 
 import dataclasses
+import errno
 import gzip
 import itertools
 import json
@@ -312,6 +313,19 @@ def equal(one, other):
         (part.loss_tokens, part.fingerprint, [*map(ids_of, part)]) for s in (one, other) for part in (s.train, s.val)
     ]
     return parts[:2] == parts[2:] and one.rejected == other.rejected
+
+
+def test_tokens_are_read_where_files_cannot_be_mapped(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.jsonl", [line(f"q{i}", f"answer {i}") for i in range(50)])
+    mapped, load = tokenize_source(file_source(path), TEMPLATE, 40), np.load
+
+    def without_mmap(file, mmap_mode=None):
+        if mmap_mode is not None:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        return load(file)
+
+    monkeypatch.setattr(np, "load", without_mmap)
+    assert equal(tokenize_source(file_source(path), TEMPLATE, 40), mapped)
 
 
 def test_files_are_tokenized_once_and_again_only_where_something_has_changed(tmp_path, base, monkeypatch):

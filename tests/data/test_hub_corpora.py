@@ -172,7 +172,7 @@ def test_the_command_names_a_missing_shard(hub, capsys):
 def test_without_space_for_the_missing_shards_nothing_is_downloaded(hub, monkeypatch, spare):
     fetch(1)
     free = len(hub.files[SECOND]) + len(hub.files[THIRD]) + spare
-    monkeypatch.setattr(hub_corpora.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=10**15, free=free))
     if spare < 0:
         with pytest.raises(OSError, match=str(FINEWEB.folder)):
             fetch(3)

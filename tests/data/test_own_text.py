@@ -1,5 +1,6 @@
 """Own .txt and .jsonl files: how they are cut and split, what is cached, and the errors of bad ones."""
 
+import errno
 import gzip
 import json
 import os
@@ -411,3 +412,12 @@ def test_a_file_that_is_something_else_than_its_name_says_is_named(tmp_path, nam
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"^{tmp_path / name}.*{re.escape(said)}"):
         list(own_text.documents([tmp_path / name]))
+
+
+def test_a_disk_that_fails_while_text_is_read_names_the_file(tmp_path):
+    def fail(_):
+        yield "a document"
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(OSError, match=str(tmp_path / "a.txt")):
+        list(own_text.read_each([tmp_path / "a.txt"], fail))

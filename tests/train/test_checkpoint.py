@@ -157,7 +157,7 @@ def test_a_full_disk_is_named_as_the_cause_once(tmp_path, monkeypatch, capsys, f
         raise RuntimeError("unexpected pos 2100928 vs 2100816")
 
     monkeypatch.setattr(writer_module, "save_checkpoint", fail)
-    monkeypatch.setattr(writer_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=10000, free=free))
     large = checkpoint(2)
     large.weights["a"] = torch.zeros(2000)
 

@@ -12,7 +12,7 @@ from nanogka.train import estimate
 @pytest.fixture
 def room(monkeypatch):
     """`room(size)`: the disk has `size` free bytes."""
-    return lambda size: monkeypatch.setattr(estimate.shutil, "disk_usage", lambda path: SimpleNamespace(free=size))
+    return lambda size: monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1e15, free=size))
 
 
 def test_a_run_starts_only_where_two_checkpoints_fit_and_warns_where_not_all_do(base, short, finished, room, capsys):

@@ -10,7 +10,6 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -94,9 +93,9 @@ def _stop_by_signal(server: uvicorn.Server) -> Iterator[None]:
     """
     received = []
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(number: int, frame: object) -> None:
         received.append(number)  # uvicorn has its own handlers while it runs, and raises their signals again afterwards
-        server.handle_exit(number, frame)
+        server.handle_exit(number, None)
 
     with handled(stop, [number for number in EXIT_CODES if signal.getsignal(number) != signal.SIG_IGN]):
         yield

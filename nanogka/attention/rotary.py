@@ -73,7 +73,7 @@ def scale_queries(q: Tensor, bandwidth: Tensor) -> Tensor:
 
 
 def _has_own_backward(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return x.requires_grad and torch.is_grad_enabled() and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -22,34 +22,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from nanogka.attention import attention_mask, softmax_attention
 from nanogka.attention.softmax import sdpa
-
-
-@dataclass
-class CachedPositions:
-    """The positions in the slots that one step attends over; layers with the same window and slots share them."""
-
-    window: int | None
-    queries: Tensor  # (B, T), or (1, T) where all rows agree: positions of the new tokens, −1 for padding
-    keys: Tensor  # (B, S) or (1, S): positions of the cached tokens, −1 where a slot is empty
-    padded: bool  # some queries are padding
-
-    @cached_property
-    def mask(self) -> Tensor | None:
-        """(B, 1, T, S) bool, true where a query sees a key; None if all of them see all."""
-        exact = self.window is None or self.keys.shape[1] <= self.window + 1  # no slots before the window
-        if self.queries.shape[1] == 1 and not self.padded and exact:
-            # One new position per row: it sees all cached ones, since a ring holds nothing else than its window.
-            return None if len(self.keys) == 1 else (self.keys >= 0)[:, None, None]
-        seen = attention_mask(self.queries, self.keys, self.window) & (self.keys >= 0)[:, None]
-        # Padding sees everything: a softmax over nothing is NaN, which would spread from there, as 0 · NaN is NaN.
-        return (seen | (self.queries < 0)[..., None])[:, None]
 
 
 @dataclass
@@ -60,7 +38,7 @@ class _Step:
     width: int  # T, the widest row
     positions: Tensor  # (B, T), −1 for padding, or (1, T) where all rows agree
     uniform: bool  # all rows have the same length and none is padded
-    cached: dict[tuple[int | None, int], CachedPositions] = field(default_factory=dict)  # by window and slots
+    masks: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)  # by window and slots
     # By number of slots: indices (row, column) of the new positions to keep, and the slot of each.
     targets: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
@@ -214,18 +192,22 @@ class LayerCache:
         keys, values = self.update(k, v)
         if first:  # nothing was cached before: the new positions are whole sequences
             return softmax_attention(q, keys, values, scale=scale, window=self.window)
-        return sdpa(q, keys, values, scale, mask=self.positions.mask)
+        return sdpa(q, keys, values, scale, mask=self.mask)
 
     @property
-    def positions(self) -> CachedPositions:
-        """The positions of the tensors that `update` returns in this step, and of the new tokens."""
+    def mask(self) -> Tensor | None:
+        """(B, 1, T, S) bool, or B = 1 where all rows agree: which new position sees which of the cached ones.
+
+        The cached positions are those that `update` returns. None if all of them are seen.
+        """
         step, key = self.step, (self.window, self.num_slots)
-        if key not in step.cached:
-            step.cached[key] = CachedPositions(self.window, step.positions, self._key_positions(), step.padded)
-        return step.cached[key]
+        if key not in step.masks:  # layers with the same window and slots share it
+            # One new position per row sees all that its row has cached, since a ring holds its window and nothing else.
+            step.masks[key] = None if step.uniform and step.width == 1 else self._mask()
+        return step.masks[key]
 
     def update(self, *new: Tensor) -> tuple[Tensor, ...]:
-        """Append tensors (B, T, …) of the new positions; returns (B, S, …) each, those of all cached `positions`."""
+        """Append tensors (B, T, …) of the new positions; returns (B, S, …) each, those of all cached positions."""
         cache = self.cache
         if self.key not in cache.tensors:
             # Zero-filled: masked values are multiplied by 0, and 0 · NaN is NaN.
@@ -257,7 +239,14 @@ class LayerCache:
         step = self.step
         return step.width == 1 or max(self.cache.lengths) + step.width <= self.num_slots
 
+    def _mask(self) -> Tensor:
+        queries, keys = self.step.positions, self._key_positions()
+        seen = attention_mask(queries, keys, self.window) & (keys >= 0)[:, None]
+        # Padding sees everything: a softmax over nothing is NaN, which would spread from there, as 0 · NaN is NaN.
+        return (seen | (queries < 0)[..., None])[:, None]
+
     def _key_positions(self) -> Tensor:
+        """(B, S), or (1, S) where all rows agree: the positions in the slots, −1 where one is empty."""
         cache, step = self.cache, self.step
         before = cache.lengths[:1] if step.uniform else cache.lengths
         counts = step.counts[:1] if step.uniform else step.counts

@@ -145,6 +145,8 @@ def test_forward_and_gradients_are_the_mathematics_written_out(variant, T):
     with torch.no_grad():  # norms and rotations have another form without gradients
         torch.testing.assert_close(model(ids).double(), plain, rtol=0, atol=1e-4)
     torch.testing.assert_close(ours, plain, rtol=0, atol=1e-4)  # rotations are float32
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).double(), plain, rtol=0, atol=1e-4)
     parameters = dict(model.named_parameters())
     direction = torch.randn(plain.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ours, plain = (

@@ -1,6 +1,7 @@
 """Bits per byte and the chat loss against sums done by hand."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from generate_models import byte_tokenizer, talking_model
 
 from nanogka.data.chat import inputs_and_targets
 from nanogka.data.chat_tokens import LOSS_BIT
+from nanogka.evaluate import bpb
 from nanogka.evaluate.bpb import (
-    MAX_TOKENS,
     PROMPTS,
     BitsPerByte,
     draw_samples,
@@ -76,9 +77,17 @@ def test_samples_are_the_same_for_the_same_weights_and_leave_out_prompts_beyond_
     first = drawn(256)
     assert first == drawn(256)
     assert tuple(prompt for prompt, _ in first) == PROMPTS
-    assert {len(text) for _, text in first} == {MAX_TOKENS}
+    assert {len(text) for _, text in first} == {48}
     assert len(set(first[0][1])) > 5  # drawn, not the likeliest letter each time
     short = drawn(19)  # a prompt has a token per byte, and one before it
     assert {prompt: len(text) for prompt, text in short} == {
         prompt: 19 - 1 - len(prompt) for prompt in PROMPTS if len(prompt) < 18
     }
+
+
+def test_samples_are_drawn_at_a_temperature_of_0_7(monkeypatch):
+    given = []
+    engine = SimpleNamespace(context=20, encode=lambda prompt: [0] * 17, generate=lambda *of, **how: given.append(how))
+    monkeypatch.setattr(bpb, "Engine", lambda *of: engine)
+    assert len(list(draw_samples(None, None))) == len(given) == len(PROMPTS)
+    assert given[0] == {"max_tokens": 3, "temperature": 0.7, "seed": 0}

@@ -90,6 +90,8 @@ def test_too_few_documents_have_no_interval():
     assert (found.value, found.count) == (pytest.approx(0.7 / LN2), 9)
     assert math.isnan(found.half)
     assert not found.excludes_zero
+    # The nats 1 to 10 have the standard error 3.0277 / √10; t has 9 degrees of freedom.
+    assert bits_per_byte_interval([(i, 1) for i in range(1, 11)]).half == pytest.approx(2.166 / LN2, rel=1e-3)
     with pytest.raises(ValueError, match="got 9 and 8"):
         paired_difference([(7.0, 10)] * 9, [(7.0, 10)] * 8)
     with pytest.raises(ValueError, match="no text"):

@@ -1,12 +1,14 @@
 """A model of the transformers library behind our interface: same logits, same scores as the naive evaluator."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from evaluate_fakes import make_items
 from naive_evaluator import check_against_naive
 
 from nanogka.evaluate.core import evaluate_task
-from nanogka.evaluate.models import open_hugging_face
+from nanogka.evaluate.models import HuggingFaceModel, open_hugging_face
 from nanogka.evaluate.task import TYPES, LoadedTask, Task
 
 CPU = torch.device("cpu")
@@ -62,3 +64,13 @@ def test_logits_are_the_librarys_and_scores_those_of_the_naive_evaluator(folder)
         data = LoadedTask(Task("made_up", type_, num_fewshot=1), make_items(type_, 12))
         _, predictions = evaluate_task(model, tokenizer, data, batch_tokens=1000)
         check_against_naive(predictions, exact.scorer, exact.tokenizer, data, 1e-5, None, 512)
+
+
+def test_a_model_that_names_no_context_reads_2048_tokens():
+    for named, context in (
+        ({}, 2048),
+        ({"max_position_embeddings": None}, 2048),
+        ({"max_position_embeddings": 77}, 77),
+    ):
+        library = SimpleNamespace(config=SimpleNamespace(vocab_size=5, **named), dtype=torch.float32)
+        assert HuggingFaceModel(library).context_limit == context

@@ -15,6 +15,10 @@ def test_width_is_64_a_layer_in_whole_heads_of_128(depth, width, heads):
 
 def test_the_defaults_are_those_of_depth_20_and_sizes_index_a_tensor():
     assert GPTConfig() == GPTConfig.from_depth(20)
+    largest = GPTConfig(vocab_size=2**31 - 1, n_layer=1000)
+    assert (largest.vocab_size, largest.n_layer) == (2_147_483_647, 1000)
+    with pytest.raises(ValueError, match="n_layer: got 1001"):
+        GPTConfig(n_layer=1001)
     with pytest.raises(ValueError, match="^vocab_size: got 2147483648, expected an integer from 1 to 2147483647$"):
         GPTConfig(vocab_size=2**31)
 

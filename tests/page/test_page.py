@@ -341,6 +341,15 @@ def test_default_pages_are_small_enough(tmp_path):
         assert len(page.html.encode()) < limit
 
 
+@pytest.mark.parametrize("size,kind", [(2_000_000, "float16"), (2_000_001, "int8")])
+def test_weights_of_up_to_2_mb_are_exact(tmp_path, monkeypatch, size, kind):
+    monkeypatch.setattr(build, "page_size", lambda model, bytes_per_weight: size)
+    spec, packed = build.describe(make_run(tmp_path), "auto", TEXT)
+    assert spec["weights"] == kind
+    kinds = {entry["rows"] * entry["columns"]: entry["kind"] for entry in packed.entries}
+    assert {kinds[count] for count in kinds if count <= 4096} == {"float32"}
+
+
 def test_a_page_has_at_most_200_mb(tmp_path, monkeypatch):
     run, sizes = make_run(tmp_path), iter([200_000_000, 200_000_001])
     monkeypatch.setattr(build, "page_size", lambda *of: next(sizes))

@@ -60,7 +60,9 @@ def test_mmlu_and_gsm8k_become_questions(mirror):
     hub = mirror("openai/gsm8k", "main", [GSM8K])
     (item,) = BENCHMARKS["mmlu"](hub).items
     assert (item.answer, item.letters) == ("C", tuple("ABCD"))
-    (item,) = BENCHMARKS["gsm8k"](hub).items
+    task = BENCHMARKS["gsm8k"](hub)
+    (item,) = task.items
+    assert task.max_tokens == 512
     assert item.prompt == GSM8K["question"]
     for reply, right in (("It is 1234.", True), (item.answer, True), ("#### 1235", False), ("none", False)):
         assert item.judge(reply, item.answer) is right
@@ -76,7 +78,9 @@ HUMANEVAL = {
 
 
 def test_humaneval_is_judged_by_its_tests(mirror):
-    (item,) = BENCHMARKS["humaneval"](mirror("openai/openai_humaneval", "openai_humaneval", [HUMANEVAL])).items
+    task = BENCHMARKS["humaneval"](mirror("openai/openai_humaneval", "openai_humaneval", [HUMANEVAL]))
+    (item,) = task.items
+    assert (task.max_tokens, task.chance) == (512, 0.0)
     assert item.judge(item.answer, item.answer)
     # the reply may leave out the imports, and may have text around its code
     assert item.judge("Sure:\n```python\ndef f(a, b):\n    return a * b // gcd(a, b)\n```\nDone.", "")

@@ -64,6 +64,8 @@ def test_a_seed_draws_the_questions_with_which_the_scores_were_measured(name, mo
         drawn = [(message.role, [part.text for part in message.parts]) for message in messages]
     else:
         drawn = [(question, item.answer, item.code) for question, item in asked(name, TRAIN, 2000)]
+        tasks = [SKILLS[name].task(split, 12) for split in SKILLS[name].measured]
+        drawn += [(task.max_tokens, [item.prompt for item in task.items]) for task in tasks]
     lines = (Path(__file__).parent / "drawn.txt").read_text(encoding="utf-8").splitlines()
     assert f"{name} {hashlib.sha256(repr(drawn).encode()).hexdigest()[:16]}" in lines
 

@@ -32,6 +32,10 @@ def test_speeds_are_averages_since_the_last_line(clock, capsys):
     first, second = capsys.readouterr().err.splitlines()
     assert "  1k tok/s  4TFLOP/s (40% MFU)  " in first
     assert second.startswith("step 13/110  loss 2.500  200 tok/s  800GFLOP/s (8% MFU)  1.0 GB")
+    for step, now in ((14, 34.99), (15, 35.0), (16, 49.99), (17, 50.01)):
+        clock[0] = now
+        progress.update(step, values(1.0))
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["15/110", "17/110"]
 
 
 def test_the_time_left_is_that_of_the_steps_and_the_evaluations_to_come(clock, capsys):
@@ -82,10 +86,13 @@ def test_the_evaluations_to_come_are_those_that_the_loop_makes(every, total):
 
 def test_a_training_at_less_than_half_of_the_expected_speed_is_warned_of_once(clock, capsys):
     def warnings(**options):
-        progress = Progress(60, 0, NONE, peak_flops=1e13, advice="buy another", **options)
+        progress, found = Progress(60, 0, NONE, peak_flops=1e13, advice="buy another", **options), []
         for step in range(1, 41):  # at 10 % of the peak; the first step is slow and does not count
             progress.update(step, values(1.0 if step > 1 else 500.0, flops=1e12 * step))
-        return [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
+            lines = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
+            assert not lines or step == 20
+            found += lines
+        return found
 
     (warning,) = warnings()
     assert "at 10% of" in warning

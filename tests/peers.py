@@ -65,26 +65,31 @@ class Contestant:
     """A model whose `step` is timed. `restart` prepares a turn."""
 
     model: nn.Module
-    step: Callable[[], object]
+    step: Callable[[], object] = lambda: None
     restart: Callable[[], object] = lambda: None
+    update: float = 0.0  # seconds that `step` has spent in optimizers
 
 
 def training(work: Work, model: nn.Module, optimizers: list, loss: Callable[[Tensor, Tensor], Tensor]) -> Contestant:
     """Train on one batch of inputs and targets (rows, context): forward, backward, update."""
     inputs, targets = work.ids()[:, :-1].contiguous(), work.ids()[:, 1:].contiguous()
+    contestant = Contestant(model)
 
     def step() -> None:
         loss(inputs, targets).backward()
+        began = time.process_time()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        contestant.update += time.process_time() - began
 
-    return Contestant(model, step)
+    contestant.step = step
+    return contestant
 
 
 def decoding(work: Work, model: nn.Module, start: Callable[[], Callable[[Tensor], Tensor]]) -> Contestant:
     """Continue texts greedily. `start` makes an empty cache, and a function that adds ids and returns logits."""
-    contestant = Contestant(model.eval(), lambda: None)
+    contestant = Contestant(model.eval())
 
     @torch.no_grad()
     def restart() -> None:
@@ -212,7 +217,8 @@ def commit(folder: Path) -> str:
 
 
 def compete(build: Callable[[Work], Contestant], work: Work, steps: int, turns: Connection) -> None:
-    """Send the number of parameters, and then, for each message, the processor time of a step in ms."""
+    """Send the number of parameters, and for each message the CPU time of a step and of its update in ms."""
+    sys.stdout = sys.stderr  # what a library prints
     torch.set_num_threads(1)
     contestant = build(work)
     for _ in range(3):  # allocate, and compile where something is compiled
@@ -221,10 +227,10 @@ def compete(build: Callable[[Work], Contestant], work: Work, steps: int, turns: 
     turns.send(sum(p.numel() for p in contestant.model.parameters()))
     while turns.recv():
         contestant.restart()
-        began = time.process_time()
+        contestant.update, began = 0.0, time.process_time()
         for _ in range(steps):
             contestant.step()
-        turns.send((time.process_time() - began) / steps * 1e3)
+        turns.send([seconds / steps * 1e3 for seconds in (time.process_time() - began, contestant.update)])
 
 
 def take_turns(contestants: dict[str, Callable[[Work], Contestant]], work: Work, rounds: int, steps: int) -> str:
@@ -235,7 +241,10 @@ def take_turns(contestants: dict[str, Callable[[Work], Contestant]], work: Work,
         ends[name], other = context.Pipe()
         context.Process(target=compete, args=(build, work, steps, other), daemon=True).start()
         other.close()
-        parameters[name] = ends[name].recv()  # EOFError if the process failed
+        try:
+            parameters[name] = ends[name].recv()
+        except EOFError:
+            sys.exit(f"{name}: its process failed")
     for _ in range(rounds):
         for name, end in ends.items():
             end.send(True)
@@ -245,14 +254,16 @@ def take_turns(contestants: dict[str, Callable[[Work], Contestant]], work: Work,
     return table(parameters, times)
 
 
-def table(parameters: dict[str, int], times: dict[str, list[float]]) -> str:
-    """Medians over the rounds; a ratio is that of two times of one round."""
+def table(parameters: dict[str, int], times: dict[str, list[tuple[float, float]]]) -> str:
+    """Medians over the rounds. A ratio is that of the times of one round."""
     first = next(iter(times.values()))
-    rows = ["| | parameters | CPU ms per step | ratio | smallest to largest ratio |", "|---|---:|---:|---:|---:|"]
+    rows = ["| | parameters | CPU ms per step | of these the update | ratio | ratios of the rounds |"]
+    rows.append("|---" + 5 * "|---:" + "|")
     for name, own in times.items():
-        ratios = [mine / reference for mine, reference in zip(own, first, strict=True)]
+        step, update = (statistics.median(column) for column in zip(*own))
+        ratios = [mine[0] / reference[0] for mine, reference in zip(own, first, strict=True)]
         spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-        costs = f"{statistics.median(own):.4g} | {statistics.median(ratios):.2f} | {spread}"
+        costs = f"{step:.4g} | {update:.3g} | {statistics.median(ratios):.2f} | {spread}"
         rows.append(f"| {name} | {parameters[name]:,} | {costs} |")
     return "\n".join(rows)
 

@@ -92,17 +92,19 @@ class Reach:
     def of(self, root: Path, file: str, line: int, near: list[str]) -> list[str]:
         """Tests that call the function around a line, those of the files `near` first, for at most `MOST_SECONDS`.
 
-        The cheapest files come first. These are all tests of `near` where calls say little: without a function around
-        the line, and of a function that imports call or that keeps its results.
+        A test that starts a process may call anything, and counts only if its file is near. The cheapest files come
+        first. These are all tests of `near` where calls say little: without a function around the line, and of a
+        function that imports call or that keeps its results.
         """
         lines = function_lines(root, file, line)
-        functions = {f"{file}:{number}" for number in lines or ()} | {ANY}
+        functions = {f"{file}:{number}" for number in lines or ()}
         if functions & {*self.of_tests.get(IMPORTS, (0.0, []))[1]}:
             lines = None
         by_file: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
         for test, (seconds, calls) in self.of_tests.items():
             name = test.partition("::")[0]
-            if (name in near) if lines is None else (functions & {*calls} and test != IMPORTS):
+            sees = name in near and (lines is None or ANY in calls) or functions & {*calls}
+            if sees and test != IMPORTS:
                 by_file[name].append((seconds, test))
         cost = {name: sum(seconds for seconds, _ in tests) for name, tests in by_file.items()}
         chosen, total = [], 0.0

@@ -28,6 +28,8 @@ from nanogka.generate.text import TextStream
 from nanogka.model import GPT, KVCache
 from nanogka.tokenizer import Tokenizer
 
+MAX_CONTEXT = "this model's maximum context length is"  # OpenAI's words, from which clients know the error
+
 
 @dataclass(frozen=True)
 class TokenOutput:
@@ -77,7 +79,7 @@ class Request:
         errors.require("" not in self.stop_strings, "stop strings", "", "non-empty strings")
         for prompt in self.prompts:
             if len(prompt) >= context:
-                most = f"at most {context - 1:,}: the context is {context:,} tokens, and the reply needs one of them"
+                most = f"at most {context - 1:,}: {MAX_CONTEXT} {context:,} tokens, and the reply needs one of them"
                 errors.lines.append(f"prompt: got {len(prompt):,} tokens, expected {most}")
             elif not prompt:
                 errors.lines.append("prompt: got no tokens, expected at least one")

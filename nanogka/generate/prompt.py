@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanogka.data.conversation import ASSISTANT, MARKS, TEXT, USER, ChatFormat, Conversation, Message, with_system
-from nanogka.generate.continuous import Request
+from nanogka.generate.continuous import MAX_CONTEXT, Request
 from nanogka.generate.settings import SamplingParams
 from nanogka.tokenizer import Tokenizer
 
@@ -95,7 +95,7 @@ def prompt_after(
     if len(chosen) >= context:
         got, needed = len(later[0][1]), len(chosen) + 1 - len(later[0][1])
         raise ValueError(
-            f"prompt: got {got:,} tokens, expected at most {context - needed:,}: the context is {context:,} tokens, and"
+            f"prompt: got {got:,} tokens, expected at most {context - needed:,}: {MAX_CONTEXT} {context:,} tokens, and"
             f" {needed:,} are needed for the system prompt, the marks of the turn and a reply"
         )
     # The reply needs room. A quarter of the context is enough: otherwise a large --max-tokens would leave no turns.
@@ -139,7 +139,7 @@ def _newest(tokenizer: Tokenizer, messages: Sequence[Message], context: int) -> 
 def _require_room(name: str, tokens: int, context: int | None) -> None:
     """Raise ValueError if `tokens`, a lower bound, leave no room for a reply."""
     if context is not None and tokens >= context:
-        most = f"at most {context - 1:,}: the context is {context:,} tokens, and the reply needs one of them"
+        most = f"at most {context - 1:,}: {MAX_CONTEXT} {context:,} tokens, and the reply needs one of them"
         raise ValueError(f"{name}: got at least {tokens:,} tokens, expected {most}")
 
 

@@ -139,7 +139,7 @@ def make_app(served: Served, api_key: str, hosts: list[str], origins: Sequence[s
     ]
     handlers = {
         ApiError: lambda _, error: _error_response(error),
-        HTTPException: lambda http, error: _error_response(ApiError(error.status_code, _about_route(http, error))),
+        HTTPException: _refuse_route,
         ClientDisconnect: lambda *_: Response(status_code=499),  # the client has left and receives nothing
         Exception: lambda *_: _error_response(ApiError(500, "an error of the server; its log has more")),
     }
@@ -156,10 +156,12 @@ def make_app(served: Served, api_key: str, hosts: list[str], origins: Sequence[s
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=server.lifespan)
 
 
-def _about_route(http: HttpRequest, error: HTTPException) -> str:
-    if error.status_code != 404:
-        return error.detail
-    return f"{http.method}: got {shorten(repr(http.url.path))}, which does not exist; the API is at /v1"
+def _refuse_route(http: HttpRequest, error: HTTPException) -> JSONResponse:
+    """Refuse a request for a path that does not exist, or whose path has another method, which a header names."""
+    text = error.detail
+    if error.status_code == 404:
+        text = f"{http.method}: got {shorten(repr(http.url.path))}, which does not exist; the API is at /v1"
+    return JSONResponse(ApiError(error.status_code, text).to_json(), error.status_code, error.headers)
 
 
 def _error_response(error: ApiError) -> JSONResponse:

@@ -23,7 +23,7 @@ from nanogka.common.formatting import shorten
 from nanogka.common.validate import MAX_INTEGER
 from nanogka.data.conversation import TEXT, ChatFormat, Conversation
 from nanogka.data.tool_calls import ARGUMENT, FUNCTION, TOOL
-from nanogka.generate.continuous import Request
+from nanogka.generate.continuous import MAX_CONTEXT, Request
 from nanogka.generate.engine import Engine
 from nanogka.generate.prompt import Prompt, prompt_of, request_of
 from nanogka.generate.settings import SamplingParams
@@ -374,7 +374,7 @@ def _without_defaults(document: dict, served: Served, chat: bool) -> dict:
 
 
 def _code(message: str) -> str:
-    return "context_length_exceeded" if "the context is" in message else "invalid_value"
+    return "context_length_exceeded" if MAX_CONTEXT in message else "invalid_value"
 
 
 def _describe(fault: ErrorDetails) -> tuple[str, str]:

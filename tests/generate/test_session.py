@@ -115,7 +115,7 @@ def test_a_prompt_that_does_not_fit_or_is_not_text_is_refused_and_leaves_all_as_
     session = chat_session(sequence_len=64, system="Be kind.")
     say(session, "Hi")
     # One token for the reply, four marks, the eight letters of the system prompt and its blank line: 15 of 64.
-    too_long = "prompt: got 50 tokens, expected at most 49: the context is 64 tokens, and 15"
+    too_long = "prompt: got 50 tokens, expected at most 49: this model's maximum context length is 64 tokens, and 15"
     for prompt, message in ((" \n", "content of user"), ("\ud800", "lone surrogate"), ("x" * 50, too_long)):
         with pytest.raises(ValueError, match=message):
             session.reply(prompt)
@@ -145,5 +145,7 @@ def test_what_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch):
         ("x" * 64, {}), (Conversation.of("x" * 64), {}), (Conversation.of("x" * 64), {"truncate": True}), (many, {}),
         (Conversation.of("x", system="x" * 64), {"truncate": True}),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=r"got at least \d+ tokens, expected at most 63: the context is 64 tokens"):
+        with pytest.raises(
+            ValueError, match=r"got at least \d+ tokens, expected at most 63: this model's maximum context length is 64"
+        ):
             prompt_of(TOKENIZER, given, 64, **options)

@@ -284,7 +284,7 @@ def test_messages_in_a_row_are_joined_and_penalties_are_the_engines(chat_server,
 
 def test_a_conversation_that_is_too_long_is_an_error_unless_somebody_asks_for_truncation(chat_server, chat):
     messages = said("Hi", "x" * 200, "y" * 80)
-    with pytest.raises(openai.BadRequestError, match="the context is 256 tokens") as error:
+    with pytest.raises(openai.BadRequestError, match="this model's maximum context length is 256 tokens") as error:
         chat(messages)
     assert error.value.code == "context_length_exceeded"
     reply = chat(messages, temperature=0, max_tokens=3, extra_body={"truncation": "auto"}).choices[0].message.content
@@ -306,7 +306,7 @@ def test_a_text_that_cannot_fit_is_refused_or_cut_before_it_is_tokenized(chat_se
         server = chat_server if path == CHAT else base_server
         status, answer = server.ask("POST", path, {"model": "tiny", **body})
         assert (status, answer["error"]["param"]) == (400, "messages" if path == CHAT else "prompt")
-        cannot_fit = "at most 255: the context is 256 tokens" in answer["error"]["message"]
+        cannot_fit = "at most 255: this model's maximum context length is 256 tokens" in answer["error"]["message"]
         assert cannot_fit == (answer["error"]["code"] == "context_length_exceeded") == (long in str(body))
     assert encoded == []
     messages = [{"role": "system", "content": "S"}, *said(long, "a", "Hi", "b" * 100, "Ho")]

@@ -52,6 +52,14 @@ def test_a_bad_request_is_refused_in_openais_form(chat_server, path, body, statu
     assert answer["error"]["type"] == "invalid_request_error"
 
 
+def test_a_refused_method_comes_with_the_right_ones(chat_server):
+    connection = http.client.HTTPConnection("127.0.0.1", chat_server.port, timeout=60)
+    connection.request("GET", CHAT)
+    answer = connection.getresponse()
+    assert (answer.status, answer.getheader("Allow")) == (405, "POST")
+    connection.close()
+
+
 def test_everything_wrong_is_named_at_once_and_shortly(chat_server, base_server):
     body = {"model": "tiny", "messages": [], "n": 0, "temperature": 101, "tools": [{}]}
     _, answer = chat_server.ask("POST", CHAT, body)

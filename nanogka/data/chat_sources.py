@@ -13,6 +13,7 @@ from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path, first_line
 from nanogka.data.chat_forms import COLUMNS, expected_form, form_of
 from nanogka.data.conversation import Conversation
+from nanogka.data.corpus import not_parquet
 from nanogka.data.hub import Hub
 from nanogka.data.own_text import LINES_SUFFIXES, json_entries, kind_of, parse_json_line, read_each, unique_files
 
@@ -71,7 +72,7 @@ def _columns(file: Path) -> list[str]:
     try:
         names = pq.read_schema(file).names
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise ValueError(f"{file}: not a parquet file, or a damaged one ({first_line(error)})") from error
+        raise not_parquet(file, error) from error
     require_form(str(file), names)
     return [name for name in names if name in COLUMNS]
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanogka.common.files import atomic_write, first_line, open_regular, read_json
+from nanogka.common.formatting import shorten
 
 SPLITS = ("train", "val")
 COLUMN = "text"
@@ -151,15 +153,29 @@ def read_footer(file: Path, column: str = COLUMN) -> tuple[pq.FileMetaData, byte
             opened.seek(-8 - metadata.serialized_size, 2)
             raw = opened.read(metadata.serialized_size)
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{file}: not a parquet file, or a truncated one ({first_line(error)})") from error
+        raise not_parquet(file, error) from error
     if column not in schema.names:
-        hint = "; `scripts.make_shards --column NAME` reads another one" if column == COLUMN else ""
-        raise ValueError(f"{file}: has the columns {', '.join(schema.names) or '(none)'}, expected {column!r}{hint}")
+        raise ValueError(f"{file}: {missing_column(column, schema.names)}")
     kind = schema.field(schema.names.index(column)).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not any(is_text(value) for is_text in TEXT_TYPES):
         raise ValueError(f"{file}: the column {column!r} holds {kind}, expected strings")
     return metadata, raw
+
+
+def not_parquet(file: Path, error: Exception) -> ValueError:
+    """The error of a file that pyarrow cannot open, with its first bytes: a page of a browser, a pointer of Git LFS."""
+    start = b""
+    with suppress(OSError, ValueError), open_regular(file) as opened:
+        start = opened.read(40)
+    begins = "" if start[:4] in (b"PAR1", b"") else f"; it begins {start!r}"
+    return ValueError(f"{file}: not a parquet file, or a damaged one ({first_line(error)}{begins})")
+
+
+def missing_column(column: str, names: Sequence[str]) -> str:
+    """The error of a table with columns `names`."""
+    hint = "; `scripts.make_shards --column NAME` reads another one" if column == COLUMN else ""
+    return f"has the columns {shorten(', '.join(names)) or '(none)'}, expected {column!r}{hint}"
 
 
 def read_row_group(opened: pq.ParquetFile, file: Path, group: int, column: str = COLUMN) -> pa.ChunkedArray:

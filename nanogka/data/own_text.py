@@ -37,7 +37,16 @@ from nanogka.common.files import (
     open_regular,
 )
 from nanogka.common.formatting import first_few, shorten
-from nanogka.data.corpus import COLUMN, MANIFEST, Corpus, document_or_none, read_footer, read_row_group, to_texts
+from nanogka.data.corpus import (
+    COLUMN,
+    MANIFEST,
+    Corpus,
+    document_or_none,
+    missing_column,
+    read_footer,
+    read_row_group,
+    to_texts,
+)
 from nanogka.data.sharding import write_corpus
 from nanogka.tokenizer import check_text
 
@@ -274,9 +283,9 @@ def _csv(file: Path, column: str) -> Iterator[str | None]:
                 head, delimiter = _up_to_text(lines), named[1]
             rows = csv.reader(itertools.chain(head, lines), strict=True, delimiter=delimiter)
             names = [name.strip() for name in next(filter(None, rows), [])]
-            if column not in names:
-                has = shorten(", ".join(names)) or "none"
-                raise ValueError(f"{file}: has the columns {has} in its first line, expected {column!r}")
+            if names.count(column) != 1:
+                twice = f"has {names.count(column)} columns {column!r}, expected one"
+                raise ValueError(f"{file}: {twice if column in names else missing_column(column, names)}")
             at = names.index(column)
             for row in rows:
                 lines.chars = 0

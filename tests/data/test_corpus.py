@@ -58,6 +58,7 @@ def another_size(write, folder):
             r"0.parquet: the column 'text' holds int64, expected strings",
         ),
         (lambda write, folder: (folder / "0.parquet").write_bytes(b"PAR1" * 9), "0.parquet: not a parquet file, or a"),
+        (lambda write, folder: (folder / "0.parquet").write_bytes(b"version https://git"), "begins b'version https://"),
         (lambda write, folder: (folder / "shard_00001.parquet").unlink(), "fewer than two different documents"),
         (lambda write, folder: (folder / MANIFEST).write_text("{}"), "corpus.json: names no validation shard"),
         (another_size, f"shard_00000.parquet: has .* bytes, {MANIFEST} says 1; fetch or make it again"),

@@ -121,7 +121,7 @@ def test_what_a_folder_has_besides_its_text_is_counted(tmp_path):
     )
     for name in ("a.txt", "b.md", "c.py"):
         (tmp_path / name).unlink()
-    with pytest.raises(ValueError, match=r"d.csv: has the columns d.csv in its first line, expected 'text'"):
+    with pytest.raises(ValueError, match=r"d.csv: has the columns d.csv, expected 'text'"):
         open_corpus(tmp_path)
 
 

@@ -31,8 +31,12 @@ def test_the_columns_of_a_table_may_be_divided_by_other_characters(tmp_path, del
     [
         (b"text,b\none,1\ntwo,1,2\n", "line 3: has 3 fields, expected 2"),
         (b'text\n"one\ntwo\n', "line 3: unexpected end of data"),
-        (b"body\none\n", "has the columns body in its first line, expected 'text'"),
-        (b"", "has the columns none"),
+        (
+            b"body\none\n",
+            "has the columns body, expected 'text'; `scripts.make_shards --column NAME` reads another one",
+        ),
+        (b"text,n,text\na,b,c\n", "has 2 columns 'text', expected one"),
+        (b"", "has the columns .none."),
         (b"text\ncaf\xe9\n", "not UTF-8 .byte 0xe9.; if it is CP1252"),
         ("text\none\n".encode("utf-16"), "; it is UTF-16, convert"),
         ("text\none\n".encode("utf-32"), "; it is UTF-32, convert"),

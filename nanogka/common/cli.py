@@ -19,6 +19,7 @@ import errno
 import inspect
 import json
 import os
+import select
 import sys
 import types
 from collections.abc import Callable, Collection, Mapping
@@ -39,6 +40,7 @@ from nanogka.common.validate import convert
 
 T = TypeVar("T")
 
+READER_LEFT = 141  # 128 + 13, as a shell reports SIGPIPE
 CONFIG = "config"  # the flag that every script has
 MOST_FOREIGN = 3  # settings of a file that a script lacks and that are named one by one
 Affects = Literal["losses", "speed", "output"]
@@ -197,8 +199,8 @@ def run_script(function: Callable[[], object], script: str) -> int:
     """Call `function` and return an exit code.
 
     A `ValueError` (a mistake of the user) is printed to stderr and returns 2. An `OSError` (a missing file, no network,
-    a full disk) returns 1. Ctrl-C returns 130, SIGTERM 143 and SIGHUP 129. Any other exception is a bug and keeps its
-    traceback.
+    a full disk) returns 1. Ctrl-C returns 130, SIGTERM 143 and SIGHUP 129. If the reader of a pipe has left, as in
+    `| head`, it is 141 without a line. Any other exception is a bug and keeps its traceback.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # the caller closed it
@@ -208,7 +210,10 @@ def run_script(function: Callable[[], object], script: str) -> int:
     try:
         with terminated_by_signal():
             result = function()
+            sys.stdout.flush()
     except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _reader_left():
+            return READER_LEFT
         for line in str(error).splitlines() or [type(error).__name__]:
             say(as_started(f"{script}: {line}{_path_hint(error)}"))
         return 2 if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG else 1
@@ -217,7 +222,24 @@ def run_script(function: Callable[[], object], script: str) -> int:
             print(file=sys.stderr)
             say(f"{script}: ended by {getattr(stopped, 'name', 'SIGINT')}")
         return getattr(stopped, "code", 130)
+    finally:
+        _drop_unwritten()
     return result if isinstance(result, int) else 0
+
+
+def _drop_unwritten() -> None:
+    """Drop what stdout holds and cannot write. Otherwise Python tries it again at its end and exits with code 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _reader_left() -> bool:
+    """True if stdout is a pipe from which nobody reads."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)  # errors are reported in any case
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _path_hint(error: Exception) -> str:

@@ -139,7 +139,7 @@ def make_app(served: Served, api_key: str, hosts: list[str], origins: Sequence[s
     ]
     handlers = {
         ApiError: lambda _, error: _error_response(error),
-        HTTPException: _refuse_route,
+        HTTPException: lambda http, error: _refuse_route(http, error),
         ClientDisconnect: lambda *_: Response(status_code=499),  # the client has left and receives nothing
         Exception: lambda *_: _error_response(ApiError(500, "an error of the server; its log has more")),
     }

@@ -193,6 +193,20 @@ def test_a_locale_without_utf8_and_closed_streams_are_no_error():
     assert subprocess.run(words, cwd=ROOT).returncode == 2
 
 
+@pytest.mark.parametrize(
+    "where, code, said",
+    [("| true", 141, ""), (">/dev/full", 1, "tool: [Errno 28] No space left on device\n")],
+)
+@pytest.mark.parametrize("flush", [False, True])
+def test_output_that_nobody_takes_ends_a_script_with_a_code_and_at_most_a_line(where, code, said, flush):
+    program = "import sys; from nanogka.common.cli import run_script"
+    program += f"; sys.exit(run_script(lambda: print(sys.stdin.read(), flush={flush}), 'tool'))"
+    # The text arrives after the reader has left.
+    words = f'(sleep 0.3; echo x) | "{sys.executable}" -c "{program}" {where}; exit ${{PIPESTATUS[1]}}'
+    result = subprocess.run(["bash", "-c", words], cwd=ROOT, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (code, said)
+
+
 FAST = "base_eval chat_cli chat_eval export fetch make_shards report serve study tok_eval tok_train".split()
 FAST += ["visualize"]
 

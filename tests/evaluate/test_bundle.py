@@ -54,6 +54,18 @@ def archive(bundle, tmp_path):
 # ---- reading ----
 
 
+def test_a_task_that_names_no_number_of_examples_has_none(tmp_path):
+    (tmp_path / "core.yaml").write_text(CORE.replace("  num_fewshot: 0\n", ""))
+    assert open_bundle(tmp_path).tasks["ends"] == Task("ends", "language_modeling", 0, None, "ends.jsonl", " ")
+
+
+def test_a_prompt_needs_its_examples_and_the_item_itself(bundle):
+    colors = open_bundle(bundle).load("colors")
+    assert colors.check_enough_items(3) is colors.check_enough_items(None) is colors
+    with pytest.raises(ValueError, match="task colors: got 2 items, expected at least 3: 2 examples and the item"):
+        colors.check_enough_items(2)
+
+
 def test_core_yaml_and_csv_say_how_a_task_is_asked(bundle):
     tasks = open_bundle(bundle).tasks
     assert tasks == {

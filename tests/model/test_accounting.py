@@ -5,7 +5,7 @@ import torch
 
 from nanogka.model import GPT, GPTConfig, activation_bytes, model_costs
 from nanogka.model.layers import Linear, ShortConvolution
-from nanogka.model.measure import check_flops, measure_mixers
+from nanogka.model.measure import MeasuredMixer, check_flops, measure_mixers
 from nanogka.model.mixers.gaussian import GaussianMixer
 
 COMMON = {"embedding": 41_943_040, "lm_head": 41_943_040, "resid_lambdas": 20, "x0_lambdas": 20}
@@ -94,6 +94,11 @@ def test_declared_flops_are_those_of_the_products_that_torch_counts(attention, o
         assert abs(one.deviation) < (0.01 if "short_conv" in options else 1e-12), one
         # Declared for a compiled step, see tests/kernels/test_plan.py. Eager norms keep less on a CPU.
         assert options or 0.6 < one.saved / one.declared_saved < 1.15, one
+
+
+@pytest.mark.parametrize("declared, counted, deviation", [(0, 0.0, 0.0), (0, 7.0, 1.0), (40, 50.0, 0.25)])
+def test_a_deviation_is_a_share_of_the_declared_flops(declared, counted, deviation):
+    assert MeasuredMixer("toy", 0, declared, counted, None, 1.0).deviation == deviation
 
 
 @pytest.mark.parametrize("percent, deviation", [(95, r"\+3\.4%"), (105, r"-3\.2%")])

@@ -84,6 +84,9 @@ def test_a_configuration_that_an_earlier_version_wrote_is_read_if_what_is_gone_w
     assert (config.rope_theta, GPTConfig.from_depth(2, network="july").rope_theta) == (1e4, 1e5)
     read = GPTConfig.from_dict(config.to_dict() | gone | {"mixture_components": None})
     assert (read.mixers(), read.has_smear) == (config.mixers(), False)
+    for value in (True, 1, "on"):
+        with pytest.raises(ValueError, match=f"diagonal_metric: got {value!r}"):
+            GPTConfig.from_dict(config.to_dict() | {"diagonal_metric": value})
     successor = GPTConfig.from_depth(3, "successor", qk_affine=False, smear=True)
     assert GPTConfig.from_dict(successor.to_dict()) == successor
     assert GPTConfig.from_dict(successor.to_dict() | {"successor_keys": "full"}).options["successor_keys"] is True

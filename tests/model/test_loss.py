@@ -37,9 +37,12 @@ def results(function, hidden, weight, targets, *, cap=15.0, gradient=1.0):
 
 
 # Of nine rows, one is not scored: only the others pass the head. Of twenty, all do.
-@pytest.mark.parametrize("cap, gradient, every", [(1.0, 1.0, 9), (15.0, 1024.0, 20), (1000.0, 1.0, 20)])
-def test_equals_the_plain_loss_in_float64(cap, gradient, every):
-    inputs = problem(every=every)
+# The last vocabulary is smaller than a block of rows.
+@pytest.mark.parametrize(
+    "cap, gradient, every, V", [(1.0, 1.0, 9, 97), (15.0, 1024.0, 20, 97), (1000.0, 1.0, 20, 97), (15.0, 1.0, 20, 11)]
+)
+def test_equals_the_plain_loss_in_float64(cap, gradient, every, V):
+    inputs = problem(every=every, V=V)
     expected = results(plain_cross_entropy, *inputs, cap=cap, gradient=gradient)
     for a, e in zip(results(capped_cross_entropy, *inputs, cap=cap, gradient=gradient), expected, strict=True):
         assert (a - e).abs().max() <= 1e-10 * max(1, e.abs().max())

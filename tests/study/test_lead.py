@@ -11,7 +11,7 @@ from nanogka.model import model_costs
 from nanogka.study.plan import Results
 
 pytest.importorskip("pandas")
-from nanogka.study.lead import find_leads, lead_section, plot_leads, summarize  # noqa: E402
+from nanogka.study.lead import _at_tokens, find_leads, lead_section, plot_leads, summarize  # noqa: E402
 from nanogka.study.report import size_table  # noqa: E402
 from nanogka.study.summary import Summary, half_interval  # noqa: E402
 
@@ -164,3 +164,12 @@ def test_the_report_and_the_figure_show_the_lead_only_where_a_subject_is_named(s
     summary.grid.subject = ""
     assert lead_section(summary) == []
     assert plot_leads([summary], tmp_path / "none.png") is None
+
+
+def test_tokens_that_differ_by_less_than_one_percent_are_equal():
+    facts = {"val_bpb": [3.0, 2.0], "confirm_bpb": [3.5, 2.5], "val_documents": None, "confirm_documents": None}
+    runs = pd.DataFrame({"tokens": [1000, 4000], "tokens_per_parameter": [2.0, 8.0], **facts})
+    assert _at_tokens(runs, 1010)["val_bpb"] == 3.0
+    assert _at_tokens(runs, 1010.5)["val_bpb"] == pytest.approx(3 - math.log(1.0105) / math.log(4))
+    assert _at_tokens(runs, 4039)["val_bpb"] == 2.0
+    assert _at_tokens(runs, 4041) is None

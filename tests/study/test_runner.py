@@ -8,13 +8,14 @@ from unittest.mock import Mock
 
 import pytest
 import yaml
+from run_fakes import write_run
 from study_fakes import grid_with, make_data, row
 
 from nanogka.data import open_corpus
 from nanogka.model.mixers.dot_product import DotProductMixer
 from nanogka.study import runner
 from nanogka.study.plan import read_results
-from nanogka.study.runner import Study
+from nanogka.study.runner import Study, describe_run
 
 FACTS = set("parameters flops_per_token cache_bytes_per_token steps tokens flops curve seconds".split())
 FACTS |= set("tokens_per_second hardware dtype compiled torch".split())
@@ -166,3 +167,17 @@ def test_lines_that_are_no_rows_are_skipped_with_a_note(tmp_path, capsys):
     assert [line.partition(": ")[2].partition(",")[0] for line in capsys.readouterr().err.splitlines()] == [
         f"skipped line {number}" for number in range(1, 6)
     ]
+
+
+def test_a_row_has_the_facts_of_its_run(tmp_path):
+    machine = {"device": "cpu", "compiled": True, "hardware": "Example CPU"}
+    found = describe_run(write_run(tmp_path / "one", steps=4, facts=machine))
+    # W_O and an MLP are 9 · 128² weights in each of two layers; the head and the embedding have 300 · 128 each.
+    assert (found["parameters"], found["steps"], found["tokens"]) == (2 * 9 * 128**2 + 2 * 300 * 128 + 6, 4, 4096)
+    assert found["flops"] == 4096 * found["flops_per_token"]
+    assert (found["curve"], found["tokens_per_second"]) == ([(0, 5.0), (4, 1.25)], 3050.0)
+    assert {name: found[name] for name in machine} == machine
+    metrics = tmp_path / "one" / "metrics.jsonl"  # of a run that diverged before its first step was done
+    metrics.write_text(metrics.read_text().splitlines()[0] + '\n{"kind": "eval", "step": 0, "val_bpb": NaN}\n')
+    empty = describe_run(tmp_path / "one")
+    assert (empty["steps"], empty["tokens"], empty["flops"], empty["curve"]) == (0, 0, 0, [(0, None)])

@@ -46,6 +46,7 @@ def test_embedded_conversations_are_generated_once_and_again_only_for_other_ones
         assert tokenize_source(open_source(name, seed), template, 500).train.fingerprint != first.train.fingerprint
     assert len(made) == 8
     assert {given[0] for given in made} == {"train", "known", "held_out"}
+    assert {given[2] for given in made if given[0] == "held_out"} == {0}, "one validation, whatever the seed"
     assert open_source("embedded", 1).promise == PROMISE
 
 

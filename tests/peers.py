@@ -263,7 +263,7 @@ def table(parameters: dict[str, int], times: dict[str, list[tuple[float, float]]
         step, update = (statistics.median(column) for column in zip(*own))
         ratios = [mine[0] / reference[0] for mine, reference in zip(own, first, strict=True)]
         spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-        costs = f"{step:.4g} | {update:.3g} | {statistics.median(ratios):.2f} | {spread}"
+        costs = f"{step:.4g} | {f'{update:.3g}' if update else '–'} | {statistics.median(ratios):.2f} | {spread}"
         rows.append(f"| {name} | {parameters[name]:,} | {costs} |")
     return "\n".join(rows)
 

@@ -1,6 +1,6 @@
 """Set-up of all tests, and fixtures that several folders use.
 
-Without a GPU the Triton kernels run in its interpreter, which must be asked for before anything imports Triton.
+xdist's first process reads this file too and runs no test, so torch is imported in functions.
 """
 
 import gc
@@ -10,10 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from browser import CHROMIUM, Browser
-
-from nanogka.data import embedded_corpus
 
 # A shell starts background jobs with SIGINT ignored, nohup with SIGHUP ignored, and children inherit that. Tests send
 # these signals to children, so they begin with the default handlers.
@@ -21,16 +18,27 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, handler)
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
+
+def pytest_collectstart(collector) -> None:
+    """Without a GPU, let Triton interpret its kernels. It must be asked before anything imports it."""
+    if isinstance(collector, pytest.Session):
+        import torch
+
+        if not torch.cuda.is_available():
+            os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items) -> None:
-    """Run all tests of a file in one process, which then makes the fixtures of the file once."""
+    """Run all tests of a file in one process, which then makes the fixtures of the file once.
+
+    The files of tests/train and tests/attack share a process, for their runs and the fork server of `rank_worlds`.
+    """
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+            file = item.nodeid.partition("::")[0]
+            trains = file.startswith(("tests/train/", "tests/attack/"))
+            item.add_marker(pytest.mark.xdist_group("train" if trains else file))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -57,6 +65,8 @@ def base(tmp_path, monkeypatch) -> Path:
 @pytest.fixture(scope="session")
 def corpora(tmp_path_factory) -> Path:
     """A folder `corpora` with the embedded corpus in it, built once for all processes of the tests."""
+    from nanogka.data import embedded_corpus
+
     root = tmp_path_factory.getbasetemp()
     root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
     with pytest.MonkeyPatch.context() as patch:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -20,6 +21,7 @@ def place(path: str) -> tuple[int, str]:
     return max(found)[1:]
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Files of the project that a module imports, in functions too, but not for annotations alone."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))

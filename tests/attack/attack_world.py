@@ -1,6 +1,7 @@
 """A small base folder with every kind of file, and scripts that run on it in this process or in one to be killed."""
 
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -57,6 +58,7 @@ def _child(base: Path, log: Path, words: list[str]) -> None:
     for number in (1, 2):
         os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND), number)
     os.environ["NANOGKA_BASE_DIR"] = str(base)
+    gc.freeze()  # as in `rank_worlds`
     torch.set_num_threads(1)
     sys.exit(importlib.import_module(f"scripts.{words[0]}").main(words[1:]))
 

@@ -2,7 +2,6 @@
 
 import json
 
-import datasets
 import pytest
 
 from nanogka.data.hub import REVISIONS, Hub
@@ -31,6 +30,8 @@ def test_a_local_copy_is_read_and_a_missing_one_named(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_datasets_saved_is_read(tmp_path):
+    import datasets  # here, because it takes seconds
+
     train, other = datasets.Dataset.from_dict({"text": ["a", "b"]}), datasets.Dataset.from_dict({"text": ["c"]})
     train.save_to_disk(tmp_path / "one")
     datasets.DatasetDict({"train": train, "test": other}).save_to_disk(tmp_path / "both")

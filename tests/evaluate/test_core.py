@@ -55,7 +55,7 @@ def test_prompts_for_other_libraries_models_are_cropped(type_):
 
 @pytest.mark.parametrize("name,having", [("core", CORE), ("core_partial", ("copa", "winograd"))])
 def test_the_mean_in_training_is_over_all_tasks_or_over_those_there_are(tmp_path, name, having):
-    write_bundle(tmp_path / "bundle", having, make_items("multiple_choice", 12), num_fewshot=10)
+    write_bundle(tmp_path / "bundle", having, make_items("multiple_choice", 12), num_fewshot=1)
     tasks = open_core_tasks(str(tmp_path / "bundle"), CORE, None)
     assert {data.task.name for data in tasks} == set(having)
     model = make_network(512).train()

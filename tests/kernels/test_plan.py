@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
-from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nanogka import backends
@@ -30,6 +28,9 @@ def calls(graph, name):
 )
 @torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
 def test_a_step_is_one_graph_with_flash_attention_that_keeps_little(mixer, monkeypatch):
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition  # here, because it takes seconds
+    from torch._dynamo.backends.common import aot_autograd
+
     graphs = []
 
     def compiler(graph, inputs):

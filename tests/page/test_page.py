@@ -55,10 +55,12 @@ def engine(browser, expression: str, *values: object) -> object:
     return browser.evaluate(f"(() => {{ {source}\n{given} return {expression}; }})()")
 
 
-@pytest.mark.parametrize("weights", ["int8", "float16"])
-@pytest.mark.parametrize("network", ["february", "july"])
+MODELS = [("G", {}), ("S", {}), ("D", {}), ("D", ALL_OPTIONS), ("GSV", {"smear": True})]
+FORMS = [("february", "int8"), ("july", "float16")], [("february", "float16"), ("july", "int8")]
+
+
 @pytest.mark.parametrize(
-    "pattern, options", [("G", {}), ("S", {}), ("D", {}), ("D", ALL_OPTIONS), ("GSV", {"smear": True})]
+    "pattern, options, network, weights", [(*m, *form) for i, m in enumerate(MODELS) for form in FORMS[i % 2]]
 )
 def test_logits_are_those_of_the_model_with_rounded_weights(tmp_path, browser, pattern, options, network, weights):
     run = make_run(tmp_path, pattern, network=network, **options)

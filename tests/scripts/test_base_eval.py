@@ -19,6 +19,7 @@ from nanogka.runs import read_config, write_config
 from nanogka.tokenizer import Tokenizer
 from scripts.base_eval import main
 
+pytestmark = pytest.mark.xdist_group("train")
 FLAGS = ["--device", "cpu", "--dtype", "float32"]
 
 
@@ -242,6 +243,7 @@ def test_a_stopped_evaluation_continues_with_the_first_unfinished_task(
     assert [task["name"] for task in document["tasks"]] == ["true_continuation", "last_word", "mine", "copa"]
 
 
-def test_flags_that_exclude_each_other_are_refused(evaluate, tmp_path):
+def test_flags_that_exclude_each_other_are_refused(evaluate, tmp_path, monkeypatch):
+    monkeypatch.setattr("nanogka.export.register_with_transformers", lambda: None)  # it imports transformers
     code, _, err = evaluate("--hf-path", str(tmp_path), "--eval", "bpb,core", "--run", "tiny")
     assert (code, [line.split(": ")[1] for line in err.splitlines()]) == (2, ["--eval", "--run and --hf-path"])

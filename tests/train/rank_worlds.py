@@ -1,6 +1,7 @@
 """Several gloo ranks in a test: forked from a clean process that has torch loaded, so that a world takes a moment."""
 
 import faulthandler
+import gc
 import importlib
 import multiprocessing
 import os
@@ -45,6 +46,7 @@ def _run(world_size, function, *args):
 def _call(what):
     ranks, function, args = what
     faulthandler.dump_traceback_later(SECONDS, exit=True)  # also where a training takes SIGTERM for a request
+    gc.freeze()  # a training collects garbage, which would copy the pages shared with the fork server
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     return ranks.rank, function(ranks, *args)

@@ -203,7 +203,8 @@ def test_output_that_nobody_takes_ends_a_script_with_a_code_and_at_most_a_line(w
     program += f"; sys.exit(run_script(lambda: print(sys.stdin.read(), flush={flush}), 'tool'))"
     # The text arrives after the reader has left.
     words = f'(sleep 0.3; echo x) | "{sys.executable}" -c "{program}" {where}; exit ${{PIPESTATUS[1]}}'
-    result = subprocess.run(["bash", "-c", words], cwd=ROOT, capture_output=True, text=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    result = subprocess.run(["bash", "-c", words], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (code, said)
 
 

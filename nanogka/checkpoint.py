@@ -34,6 +34,8 @@ FOLDER = re.compile(r"step_(\d{6,})")
 PARTIAL = ".partial-"  # prefix of a folder that is being written or deleted
 WEIGHTS, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.pt", "state.json", "manifest.json"
 FILES = (WEIGHTS, OPTIMIZER, STATE)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # not those of 8 bits, which cannot be checked
+SIGNED = ("exp_avg", "momentum")  # tensors of an optimizer's state that may hold negative numbers
 
 
 @dataclass
@@ -125,7 +127,7 @@ def check_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) 
             unlike.append(f"{name} is not in the model")
         elif tuple(value.shape) != expected[name]:
             unlike.append(f"{name} has the shape {tuple(value.shape)}, not {expected[name]}")
-        elif not value.is_floating_point():
+        elif value.dtype not in FLOATS:
             unlike.append(f"{name} has the dtype {value.dtype}, not a floating one")
     if unlike:
         raise ValueError(f"{source}: its weights are not this model's: {first_few(unlike)}")
@@ -155,12 +157,14 @@ def check_optimizer_state(state: object, expected: Mapping[Any, Mapping[str, tup
             continue
         for key, value in entry.items():
             dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
-            if not dense or not value.is_floating_point():
+            if not dense or value.dtype not in FLOATS:
                 unlike.append(f"{key} of {name} is not a tensor of floating-point numbers")
             elif tuple(value.shape) != tuple(shapes[key]):
                 unlike.append(f"{key} of {name} has the shape {tuple(value.shape)}, not {tuple(shapes[key])}")
             elif (~torch.isfinite(value)).any():
                 unlike.append(f"{key} of {name} holds nan or inf")
+            elif key not in SIGNED and (value < 0).any():
+                unlike.append(f"{key} of {name} holds negative numbers")
     if unlike:
         raise ValueError(f"{source}: its optimizer state is not this model's: {first_few(unlike)}")
 

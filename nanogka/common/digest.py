@@ -7,7 +7,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from nanogka.common.files import sha256_of
+from nanogka.common.files import MAX_DATA_BYTES, sha256_of
 
 
 def digest(values: object, code: Iterable[str] = ()) -> str:
@@ -20,8 +20,8 @@ def digest(values: object, code: Iterable[str] = ()) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """The SHA-256 of a regular file, empty if there is none."""
-    return sha256_of(path) if path.is_file() else ""
+    """The SHA-256 of a regular file, empty if there is none. Raises ValueError for a file that no reader would take."""
+    return sha256_of(path, MAX_DATA_BYTES) if path.is_file() else ""
 
 
 @lru_cache

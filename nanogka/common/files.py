@@ -259,10 +259,10 @@ def build_once(
     return folder
 
 
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a regular file, in hexadecimal."""
+def sha256_of(path: Path, max_bytes: int | None = None) -> str:
+    """The SHA-256 of a regular file of at most `max_bytes`, in hexadecimal."""
     digest = hashlib.sha256()
-    with open_regular(path) as file, annotate_oserror(path):
+    with open_regular(path, max_bytes) as file, annotate_oserror(path):
         while block := file.read(BLOCK):
             digest.update(block)
     return digest.hexdigest()

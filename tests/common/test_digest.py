@@ -2,7 +2,8 @@
 
 import pytest
 
-from nanogka.common.digest import digest, digest_of_code
+from nanogka.common.digest import digest, digest_of_code, digest_of_file
+from nanogka.common.files import MAX_DATA_BYTES
 
 
 @pytest.fixture
@@ -34,3 +35,10 @@ def test_it_changes_with_values_and_with_every_file_of_the_code(package):
     (package / "pkg/__pycache__").mkdir()
     (package / "pkg/__pycache__/deep.pyc").write_bytes(b"\0")
     assert found() == now
+
+
+def test_a_file_that_no_reader_would_take_is_not_hashed(tmp_path):
+    with (tmp_path / "a").open("wb") as file:
+        file.truncate(MAX_DATA_BYTES + 1)
+    with pytest.raises(ValueError, match="expected at most"):
+        digest_of_file(tmp_path / "a")

@@ -81,6 +81,10 @@ def test_weights_of_another_model_are_refused_with_every_difference_named():
         load_weights(model, weights, "--run: x")
     assert str(error.value).startswith("--run: x: ")
     assert all(name in str(error.value) for name in ("x0_lambdas", "lm_head.weight", "extra"))
+    for dtype in (torch.float8_e4m3fn, torch.int32, torch.complex64):
+        weights = source.state_dict() | {"lm_head.weight": source.lm_head.weight.detach().to(dtype)}
+        with pytest.raises(ValueError, match=f"x: .* lm_head.weight has the dtype {dtype}, not a floating one"):
+            load_weights(model, weights, "x")
 
 
 def test_a_step_of_seven_digits_is_newer_than_one_of_six(tmp_path):

@@ -123,6 +123,7 @@ FORGED = {  # what torch's fused AdamW would read and write beyond, and what wou
     "one element": lambda value: value.reshape(-1)[:1].clone(),
     "transposed": lambda value: value.movedim(0, -1).contiguous() if value.ndim else value[None],
     "integers": lambda value: value.long(),
+    "of eight bits": lambda value: value.to(torch.float8_e4m3fn),  # which torch cannot search for nan
     "nan": lambda value: torch.full_like(value, torch.nan),
     "a text": lambda value: "0.5",
     "sparse": lambda value: value.to_sparse(),
@@ -139,6 +140,19 @@ def test_a_state_that_a_kernel_cannot_trust_is_refused_with_its_place_named(kind
     state = saved["state"]
     state[parameter] |= {key: FORGED[kind](state[parameter][key])}
     with pytest.raises(ValueError, match=f"^resume: .*{key} of {parameter} "):
+        optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    "parameter,key",
+    [("embedding.weight", "step"), ("embedding.weight", "exp_avg_sq"), ("blocks.1.mlp.c_fc.weight", "mean_square")],
+)
+def test_a_count_or_a_mean_square_below_zero_is_refused(parameter, key):
+    """An update would divide by zero or take a root of it: a loss of nan that looks like too high a learning rate."""
+    optimizer = ShardedOptimizer(GPT(config()), LearningRates(), plan_budget(config()), torch.float32)
+    _, saved, _ = sharded(Ranks(), 1)
+    saved["state"][parameter] |= {key: saved["state"][parameter][key] - 100}
+    with pytest.raises(ValueError, match=f"^resume: .*{key} of {parameter} holds negative numbers"):
         optimizer.load_state_dict(saved)
 
 

@@ -124,13 +124,15 @@ class Muon(torch.optim.Optimizer):
         # A tall matrix with unit singular values has rows of norm √(n/m) < 1; the factor makes them 1 again, so that
         # each output moves as far as in a square matrix.
         rate = lr * max(1.0, rows / columns) ** 0.5
-        updates = reduce_variance(updates, averages, self.snapshot.beta2).mul_(rate)
+        # Tall matrices come transposed, and an operation on two layouts takes twice as long.
+        updates = reduce_variance(updates, averages, self.snapshot.beta2).mul_(rate).contiguous()
         for p, update, average in zip(params, updates, averages, strict=True):
             self.state[p]["mean_square"].copy_(average)
             if weight_decay:
                 # Cautious decay: only where the update shrinks the weight anyway (same sign: it is subtracted below).
                 # Elsewhere it would take back a part of what the gradient asks for.
-                update.add_(torch.where(update * p >= 0, p, 0), alpha=rate * weight_decay)
+                shrinks = (update * p).ge_(0)  # 1 or 0
+                update.add_(shrinks.mul_(p), alpha=rate * weight_decay)
             p.sub_(update)
 
 

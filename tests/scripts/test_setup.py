@@ -54,6 +54,23 @@ def test_commands_configure_the_cuda_allocator_before_torch_is_imported(given):
     assert done.stdout == f"False {expected}\n"
 
 
+def test_the_lowest_versions_are_installed_without_pytorchs_index_too(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "test_lowest.sh", tmp_path / "scripts")
+    (bin := tmp_path / ".venv-lowest" / "bin").mkdir(parents=True)
+    (bin / "uv").write_text('#!/bin/sh\necho "uv $*" >> calls\ncase "$*" in *--torch-backend*) exit 2 ;; esac\n')
+    (bin / "python").write_text('#!/bin/sh\necho "python $*" >> calls\n')
+    for command in bin.iterdir():
+        command.chmod(0o755)
+    words, environment = ["bash", "scripts/test_lowest.sh", "a"], os.environ | {"TORCH_BACKEND": "cpu"}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, "trying its default build" in done.stderr) == (0, True)
+    _, first, second, tests = (tmp_path / "calls").read_text().splitlines()
+    assert first == second + " --torch-backend cpu"
+    assert second.endswith("--resolution lowest-direct -e .[dev]")
+    assert tests == "python -m pytest -m not slow a"
+
+
 def test_uv_sync_installs_torch_without_cuda_on_request():
     project = (ROOT / "pyproject.toml").read_text()
     assert 'torch = [{ index = "pytorch-cpu", extra = "cpu" }]' in project

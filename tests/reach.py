@@ -93,8 +93,8 @@ class Reach:
         """Tests that call the function around a line, those of the files `near` first, for at most `MOST_SECONDS`.
 
         A test that starts a process may call anything, and counts only if its file is near. The cheapest files come
-        first. These are all tests of `near` where calls say little: without a function around the line, and of a
-        function that imports call or that keeps its results.
+        first. Where calls say little, these are all tests of `near`, then those that call any function of the file:
+        without a function around the line, and of a function that imports call or that keeps its results.
         """
         lines = function_lines(root, file, line)
         functions = {f"{file}:{number}" for number in lines or ()}
@@ -103,7 +103,10 @@ class Reach:
         by_file: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
         for test, (seconds, calls) in self.of_tests.items():
             name = test.partition("::")[0]
-            sees = name in near and (lines is None or ANY in calls) or functions & {*calls}
+            if lines is None:
+                sees = name in near or any(call.startswith(f"{file}:") for call in calls)
+            else:
+                sees = functions & {*calls} or (ANY in calls and name in near)
             if sees and test != IMPORTS:
                 by_file[name].append((seconds, test))
         cost = {name: sum(seconds for seconds, _ in tests) for name, tests in by_file.items()}

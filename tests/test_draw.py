@@ -90,15 +90,15 @@ def test_a_mutant_meets_the_passing_tests_that_call_its_function_or_start_a_proc
     first, *lines = run.stdout.splitlines()
     assert first == ".: 6 tests pass in 0 s, pytest's exit code 1"
     # Line 2 has no function around it. `edge` keeps its result, so the second file's fixture does not run it again.
-    near, callers = "area first starts", "area area starts"
+    everything, callers = "area area first starts", "area area starts"
     assert lines == [
-        f"2 {near}",
+        f"2 {everything}",
         f"3 {callers}",
         f"5 {callers}",
-        f"7 {near}",
-        f"9 {near}",
+        f"7 {everything}",
+        f"9 {everything}",
         "11 starts",
-        f"13 {near}",
+        f"13 {everything}",
     ]
 
 

@@ -96,6 +96,11 @@ def test_declared_flops_are_those_of_the_products_that_torch_counts(attention, o
         assert options or 0.6 < one.saved / one.declared_saved < 1.15, one
 
 
+def test_small_heads_are_measured_at_the_smallest_width_of_a_network():
+    config = GPTConfig(n_layer=1, n_head=8, n_embd=64, vocab_size=50)
+    assert {one.declared_flops for one in measure_mixers(config)} == {6 * 32**2 + 12 * 32 * 256}
+
+
 @pytest.mark.parametrize("declared, counted, deviation", [(0, 0.0, 0.0), (0, 7.0, 1.0), (40, 50.0, 0.25)])
 def test_a_deviation_is_a_share_of_the_declared_flops(declared, counted, deviation):
     assert MeasuredMixer("toy", 0, declared, counted, None, 1.0).deviation == deviation

@@ -67,6 +67,7 @@ def test_every_bad_setting_is_named_at_once():
         ("dot_product", {"short_conv": -1}, "short_conv: got -1, "),
         ("mixture", {"mixture_routing": "keys"}, "mixture_routing: got 'keys', "),
         ("mixture", {"mixture_routing_dim": 129}, "mixture_routing_dim: got 129, "),
+        ("mixture", {"mixture_components": 4097}, "mixture_components: got 4097, .* 4096"),
         ("gaussian", {"short_conv": 3}, "short_conv: got 3, "),
         ("gaussian", {"exclude_self": True}, "exclude_self: got True"),
     ],

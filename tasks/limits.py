@@ -13,7 +13,7 @@ from tasks.promise import REFUSAL
 from tasks.small_talk import HELLO, TALK
 from tasks.sums import ASKED, number
 from tasks.text_skills import REPEAT, SPELL
-from tasks.units import CONVERT, SINGULAR, UNITS
+from tasks.units import CONVERT, LENGTHS, SINGULAR, TIMES, UNITS
 from tasks.words import LETTERS, any_word, everyday_words, made_up_word, names
 
 
@@ -362,9 +362,8 @@ def _word(rng: random.Random) -> str:
 
 
 def _unlike_units(rng: random.Random) -> tuple[str, str]:
-    """Two units that are both promised, but not with each other, such as hours and years."""
-    times, lengths = UNITS[:6], (*UNITS[6:9], *UNITS[11:13])
-    sides = [side for pair in rng.choice((times, times, lengths)) for side in pair[:2]]
+    """Two units that are both promised, but not with each other, such as hours and months."""
+    sides = [side for pair in rng.choice((TIMES, TIMES, LENGTHS)) for side in pair[:2]]
     # How many days are in a year is a question on dates.
     promised = {frozenset((a[0], b[0])) for a, b, _ in UNITS} | {frozenset(("years", "days"))}
     while True:

@@ -84,13 +84,13 @@ SKILLS = {
         Skill("names", "greetings with a name", small_talk.introductions, 10),
         Skill("spelling", "the letters of a word or name of 3 to 8 letters", text_skills.spelling, 8),
         Skill("counting", "the count of a letter in a word, with the calculator", text_skills.counting, 8),
-        Skill("arithmetic", "differences, products, quotients and short expressions", sums.arithmetic, 9),
+        Skill("arithmetic", "differences, products, quotients and short expressions", sums.arithmetic, 10),
         Skill("copying", "1 to 3 words, letters or numbers, repeated", text_skills.copying, 16),
-        Skill("units", "conversions of time, length, weight and money, with the calculator", units.units, 12),
+        Skill("units", "conversions of time, length, weight and money, with the calculator", units.units, 13),
         Skill("addition", "the sum of 2 to 4 numbers, with the calculator", sums.addition, 10),
-        Skill("dates", "leap years, with the calculator; trained: weekdays and months", dates.dates, 8),
+        Skill("dates", "leap years, with the calculator; trained: weekdays and months", dates.dates, 7),
         Skill("limits", "questions and tasks that are far from its skills, refused", limits.limits, 4),
-        Skill("near_misses", "questions that look like its skills, refused", limits.near_misses, 11),
+        Skill("near_misses", "questions that look like its skills, refused", limits.near_misses, 12),
         Skill("small_talk", "greetings, thanks, and questions about the model", small_talk.small_talk, 5, measured=()),
     )
 }

@@ -84,6 +84,8 @@ UNIT_NAMES = {
 }
 PER_UNIT = {
     **{("hour", "minute"): 60, ("minute", "second"): 60, ("day", "hour"): 24, ("week", "day"): 7},
+    **{("hour", "second"): 60 * 60, ("day", "minute"): 24 * 60, ("day", "second"): 24 * 60 * 60},
+    **{("week", "hour"): 7 * 24},
     **{("year", "month"): 12, ("year", "week"): 52, ("kilometer", "meter"): 1000, ("meter", "centimeter"): 100},
     **{("centimeter", "millimeter"): 10, ("kilogram", "gram"): 1000, ("liter", "milliliter"): 1000},
     **{("foot", "inch"): 12, ("yard", "foot"): 3, ("dollar", "cent"): 100},

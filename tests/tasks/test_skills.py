@@ -75,7 +75,9 @@ def test_a_seed_draws_the_questions_with_which_the_scores_were_measured(name, mo
         messages = [message for one in conversations(TRAIN, 300, seed=5) for message in one.messages]
         drawn = [(message.role, [part.text for part in message.parts]) for message in messages]
     else:
-        drawn = [(question, item.answer, item.code) for question, item in asked(name, TRAIN, 2000)]
+        rng = random.Random(f"{name} {TRAIN}")  # not `asked`, whose questions have the other words
+        questions = [SKILLS[name].ask(rng, TRAIN) for _ in range(2000)]
+        drawn = [(question, item.answer, item.code) for question, item in questions]
         tasks = [SKILLS[name].task(split, 12) for split in SKILLS[name].measured]
         drawn += [(task.max_tokens, [item.prompt for item in task.items]) for task in tasks]
     lines = (Path(__file__).parent / "drawn.txt").read_text(encoding="utf-8").splitlines()
@@ -144,8 +146,11 @@ def test_equal_digits_within_numbers_are_trained():
 
 def test_one_of_every_unit_is_trained():
     larger = "hour minute day week year kilometer meter centimeter kilogram liter foot yard dollar"
-    answers = {item.answer for _, item in asked("units", TRAIN, 1200)}
-    assert {f"1 {unit}." for unit in larger.split()} <= answers
+    asked_for = [(question, item.answer) for question, item in asked("units", TRAIN, 1200)]
+    assert {f"1 {unit}." for unit in larger.split()} <= {answer for _, answer in asked_for}
+    one = {answer for question, answer in asked_for if re.search(r"\b(an?|one|1) (hour|day|week|inch)\b", question)}
+    assert {"3600 seconds.", "1440 minutes.", "86400 seconds.", "168 hours.", "0.0833 feet."} <= one
+    assert not any("e-" in answer for _, answer in asked_for)
 
 
 def test_short_words_of_sentences_are_repeated():
@@ -153,8 +158,10 @@ def test_short_words_of_sentences_are_repeated():
     assert all(sum(word in text for text in texts) >= 8 for word in ("I", "you", "is"))
 
 
-def test_every_reply_to_what_is_not_promised_names_the_promise():
-    assert PROMISE in REFUSAL
+def test_a_refusal_names_promised_skills_and_the_other_replies_name_all():
+    skills = re.split(", | and ", REFUSAL.removeprefix("I cannot do that. I can ").rstrip("."))
+    assert len(skills) == 5
+    assert all(skill in PROMISE for skill in skills)
     told = {answer for answer, questions in TALK.items() if {"hello", "what can you do?"} & set(questions.split("; "))}
     assert len(told) == 2
     assert all(answer.endswith(PROMISE) for answer in told)

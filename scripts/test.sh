@@ -15,13 +15,15 @@ bash scripts/setup.sh --dev
 case " $* " in
     *" -m "*) exec .venv/bin/python -m pytest "$@" ;;
     *) # two processes with one thread each are faster than one process with two threads
-        # (tests in the group "transformers" share one of them, because its import takes seconds)
+        # (tests of one group share one of them, because what they need takes seconds)
         export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
         images=""
-        if [ $# = 0 ]; then # next to the others: they need packages that the others must not see
-            PYTHONPATH=.venv/images .venv/bin/python -m pytest -m "not slow" tests/vision >.venv/images.log 2>&1 &
+        if [ $# = 0 ]; then
+            # Next to the others: images need packages that the others must not see, and set-up waits for the index.
+            PYTHONPATH=.venv/images .venv/bin/python -m pytest -m "not slow" \
+                tests/vision tests/scripts/test_setup.py >.venv/images.log 2>&1 &
             images=$!
-            set -- --ignore tests/vision
+            set -- --ignore tests/vision --ignore tests/scripts/test_setup.py
         fi
         code=0
         .venv/bin/python -m pytest -m "not slow" -n 2 --dist loadgroup --durations=10 "$@" || code=$?

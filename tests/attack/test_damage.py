@@ -15,6 +15,12 @@ CHECKSUM, PLAIN = "checksum", "plain"
 REPORTED = re.compile("damaged|unusable|skipped|left out|not used|other text|lacks|instead")
 
 
+@pytest.fixture(autouse=True)
+def pictures(monkeypatch):
+    """Reports get no pictures: rendering them takes a second."""
+    monkeypatch.setattr("nanogka.plots.figures.save", lambda figure, path, style: path.parent.mkdir(exist_ok=True))
+
+
 def reply(base: Path) -> tuple:
     words = "--prompt cat --max-tokens 6 --temperature 0 --device cpu --dtype float32"
     outcome = call("chat_cli", *words.split())

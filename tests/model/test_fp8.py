@@ -110,6 +110,7 @@ def test_training_changes_a_little_and_evaluation_not_at_all():
     assert (gradients[1] - gradients[0]).norm() < 0.15 * gradients[0].norm()
 
 
+@pytest.mark.slow  # traces a network
 def test_the_step_is_one_graph():
     ids = torch.arange(8).reshape(2, 4)
     model = model_in(True, torch.bfloat16)

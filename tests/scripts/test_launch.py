@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from attack_world import start
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.xdist_group("train")  # for its fork server
 WORKER = """
 import os, signal, sys, time
 rank, code = os.environ["RANK"], int(sys.argv[1])
@@ -25,10 +24,8 @@ sys.exit(code) if code > 0 else os.kill(os.getpid(), -code)
 
 def launch(tmp_path, code):
     (tmp_path / "worker.py").write_text(WORKER)
-    flags = ["--nproc_per_node=2", str(tmp_path / "worker.py"), str(code), str(tmp_path)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "scripts.launch", *flags], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    )
+    words = ("launch", "--nproc_per_node=2", tmp_path / "worker.py", code, tmp_path)
+    return start(tmp_path, words, tmp_path / "log")
 
 
 def is_alive(path):
@@ -38,18 +35,20 @@ def is_alive(path):
 @pytest.mark.parametrize("code, expected", [(-signal.SIGKILL, 137), pytest.param(3, 3, marks=pytest.mark.slow)])
 def test_the_code_of_the_process_that_failed_first_arrives(tmp_path, code, expected):
     process = launch(tmp_path, code)
-    _, errors = process.communicate()
-    assert process.returncode == expected
-    assert errors == f"launch: rank 1 ended first, with exit code {expected}\n", "and no traceback of the launcher's"
+    process.join(60)
+    assert process.exitcode == expected
+    said = (tmp_path / "log").read_text()
+    assert said == f"launch: rank 1 ended first, with exit code {expected}\n", "and no traceback of the launcher's"
     assert not is_alive(tmp_path / "0"), "the rank that slept was stopped"
 
 
 def test_a_signal_reaches_the_processes_and_they_may_save_their_work(tmp_path):
     process = launch(tmp_path, 0)
     while not ((tmp_path / "0").exists() and (tmp_path / "1").exists()):
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.1)
     time.sleep(1)  # the worker installs its handler
     os.kill(process.pid, signal.SIGTERM)
-    assert process.wait() == 128 + signal.SIGTERM
+    process.join(60)
+    assert process.exitcode == 128 + signal.SIGTERM
     assert [(tmp_path / f"saved{rank}").exists() for rank in (0, 1)] == [True, True]

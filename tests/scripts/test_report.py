@@ -14,6 +14,7 @@ from run_fakes import chat_evaluation, evaluation, write_chat, write_corpus, wri
 
 from nanogka.data import open_corpus
 from nanogka.model import GPTConfig, model_costs
+from nanogka.plots import style as style_module
 from scripts import report
 
 
@@ -25,7 +26,9 @@ def pictures(request, monkeypatch):
         path.parent.mkdir(exist_ok=True)
         path.touch()
 
-    if request.function is not test_the_report_of_one_run_holds_its_numbers:
+    if request.function is test_the_report_of_one_run_holds_its_numbers:
+        monkeypatch.setattr(style_module, "DPI", 30)
+    else:
         monkeypatch.setattr("nanogka.plots.figures.save", touch)
 
 

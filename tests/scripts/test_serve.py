@@ -5,17 +5,17 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
-from pathlib import Path
+import time
 from types import SimpleNamespace
 
 import pytest
+from attack_world import start
 from generate_models import save_run, small_model, talking_model
 
 from scripts import serve
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.xdist_group("train")  # for its fork server
 
 
 def test_what_keeps_it_from_starting_is_a_line(base, capsys, monkeypatch):
@@ -78,16 +78,17 @@ def stream(port: int, max_tokens: int) -> http.client.HTTPResponse:
 def test_sigterm_lets_replies_finish(base):
     pytest.importorskip("uvicorn")
     save_run(base / "runs" / "tiny", talking_model(range(97, 123), sequence_len=4096))
-    command = [sys.executable, "-m", "scripts.serve", "--port", "0", "--access-log"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        line = process.stdout.readline()
-        assert line.startswith("serving tiny, step 7 (base, cpu), at http://127.0.0.1:")
-        port = int(line.rsplit(":", 1)[1])
-        reply = stream(port, 200)
-        process.send_signal(signal.SIGTERM)
-        assert reply.read().endswith(b"data: [DONE]\n\n")
-        with pytest.raises(OSError):
-            socket.create_connection(("127.0.0.1", port), timeout=5)
-        assert process.wait(30) == 0
-        assert process.stdout.read().count('"POST /v1/completions HTTP/1.1" 200') == 1
+    process = start(base, ("serve", "--port", 0, "--access-log"), base / "log")
+    while "\n" not in (line := (base / "log").read_text() if (base / "log").exists() else ""):
+        assert process.is_alive()
+        time.sleep(0.05)
+    assert line.startswith("serving tiny, step 7 (base, cpu), at http://127.0.0.1:")
+    port = int(line.rsplit(":", 1)[1])
+    reply = stream(port, 200)
+    process.terminate()
+    assert reply.read().endswith(b"data: [DONE]\n\n")
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+    process.join(30)
+    assert process.exitcode == 0
+    assert (base / "log").read_text().count('"POST /v1/completions HTTP/1.1" 200') == 1

@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import contextmanager
 
+import pytest
 from generate_models import loaded_run
 
 from nanogka.api import Model
@@ -71,9 +72,8 @@ def running(model, tokenizer=None, chats: bool = True, api_key: str = "", origin
 
 
 def official(server):
-    """OpenAI's own client of a server."""
-    import openai
-
+    """OpenAI's own client of a server. Without the package the test is skipped."""
+    openai = pytest.importorskip("openai")
     return openai.OpenAI(base_url=f"{server.address}v1", api_key="none", max_retries=0, timeout=60)
 
 

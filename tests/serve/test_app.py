@@ -16,7 +16,6 @@ from generate_models import (
     talking_model,
 )
 
-openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
 
 from serving import CHAT, HEAD, TEXT, USER, official, running, said  # noqa: E402
@@ -26,6 +25,8 @@ from nanogka.generate import scoring  # noqa: E402
 from nanogka.generate.settings import SamplingParams  # noqa: E402
 from nanogka.tokenizer import Tokenizer  # noqa: E402
 from scripts import bench, serve  # noqa: E402
+
+pytestmark = pytest.mark.xdist_group("openai")  # its import takes a second
 
 SAMPLED = {"temperature": 1.1, "seed": 7, "max_tokens": 12}
 
@@ -266,6 +267,7 @@ def test_fields_that_change_nothing_here_are_ignored(chat_server):
 
 
 def test_models_and_health(chat_server):
+    openai = pytest.importorskip("openai")
     with official(chat_server) as client:
         assert [model.id for model in client.models.list()] == ["tiny"]
         assert client.models.retrieve("tiny").owned_by == "nanogka"
@@ -283,6 +285,7 @@ def test_messages_in_a_row_are_joined_and_penalties_are_the_engines(chat_server,
 
 
 def test_a_conversation_that_is_too_long_is_an_error_unless_somebody_asks_for_truncation(chat_server, chat):
+    openai = pytest.importorskip("openai")
     messages = said("Hi", "x" * 200, "y" * 80)
     with pytest.raises(openai.BadRequestError, match="this model's maximum context length is 256 tokens") as error:
         chat(messages)
@@ -349,6 +352,7 @@ def test_the_benchmark_measures_a_server(base_server, capsys):
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_full_queue_is_429_and_a_client_that_leaves_makes_room(endless, stream):
+    openai = pytest.importorskip("openai")
     body = json.dumps({"model": "tiny", "messages": USER, "stream": stream}).encode()
 
     def ask() -> socket.socket:

@@ -8,10 +8,11 @@ import socket
 import pytest
 from generate_models import talking_model
 
-openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
 
 from serving import CHAT, TEXT, USER, running  # noqa: E402
+
+pytestmark = pytest.mark.xdist_group("openai")  # its import takes a second
 
 WRONG = [  # a field of a chat and a value that is refused; None: the request lacks the field
     ("model", None),
@@ -95,6 +96,7 @@ def test_a_compressed_body_is_named_and_a_limit_by_another_name_holds(chat_serve
 
 
 def test_a_body_that_is_too_large_is_refused(chat_server, chat):
+    openai = pytest.importorskip("openai")
     with pytest.raises(openai.APIStatusError, match="at most 1,048,576 bytes") as error:
         chat([{"role": "user", "content": "x" * 10**7}])
     assert error.value.status_code == 413

@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import pytest
 from generate_models import byte_tokenizer, calling_model, reciting_model
 
-openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
 
 from serving import CHAT, USER, official, running, said  # noqa: E402
 
 from nanogka.data.conversation import ChatFormat, Conversation  # noqa: E402
+
+pytestmark = pytest.mark.xdist_group("openai")  # its import takes a second
 
 
 def test_a_tool_call_is_shown_and_comes_back():

@@ -16,19 +16,19 @@ def test_a_resumed_run_keeps_its_id_and_a_new_run_gets_another(tracker, base, fl
     fake = Mock()  # the module, and the runs that it opens
     fake.init.return_value = fake
     monkeypatch.setitem(sys.modules, tracker, fake)
-    words = [*flags, "--run", "a", "--save-every", "4", "--tracker", tracker]
-    interrupted(7, *words)
+    words = [*flags, "--num-iterations", "6", "--run", "a", "--save-every", "2", "--tracker", tracker]
+    interrupted(3, *words)
     assert train(*words, "--resume", "auto") == 0
     assert train(*words, "--overwrite") == 0
     name = "id" if tracker == "wandb" else "name"
     first, resumed, second = (one.kwargs for one in fake.init.call_args_list)
     assert first[name] == resumed[name] != second[name]
-    assert first["config"]["settings"]["num_iterations"] == 12
+    assert first["config"]["settings"]["num_iterations"] == 6
     assert fake.finish.call_count == 3
     # wandb's own count of steps cannot go back to a checkpoint. Trackio has no such call.
     assert fake.define_metric.call_args_list == [call("*", step_metric="step")] * (3 if tracker == "wandb" else 0)
     logged = [line for line in read_metrics(base / "runs" / "a" / "metrics.jsonl") if line["kind"] == "train"]
-    sent = [one.args[0] for one in fake.log.call_args_list if "train/loss" in one.args[0]][-12:]
+    sent = [one.args[0] for one in fake.log.call_args_list if "train/loss" in one.args[0]][-6:]
     assert [(line["step"], line["loss"]) for line in logged] == [(v["step"], v["train/loss"]) for v in sent]
 
 

@@ -59,9 +59,10 @@ OPTIONS = ["--short-conv=3", "--smear", "--value-embeddings"]
 
 
 def test_stop_and_resume_is_bit_for_bit_the_run_that_was_not_stopped(base, flags, interrupted):
-    common = [*flags, "--attention", "GSDV", "--depth", 4, "--network", "july", *OPTIONS, "--save-every", 4]
+    common = [*flags, "--attention", "GSDV", "--depth", 4, "--network", "july", *OPTIONS]
+    common += ["--num-iterations", 8, "--eval-every", 3, "--save-every", 3]
     assert train(*common, "--run", "whole") == 0
-    for step in (7, 10):
+    for step in (4, 7):
         interrupted(step, *common, "--run", "parts", "--resume", "auto")
     assert train(*common, "--run", "parts", "--resume", "auto") == 0
     assert trace(base / "runs" / "parts") == trace(base / "runs" / "whole")

@@ -3,9 +3,6 @@
 import base64
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 from urllib.parse import parse_qs
 
 import numpy as np
@@ -189,12 +186,3 @@ def test_a_text_is_only_ever_shown(read, tmp_path, browser, text):
     assert seen.replace("↵\n", "\n").replace("→\t", "\t") == "".join(trace.labels)
     assert browser.evaluate("document.querySelectorAll('img, main script').length") == 0
     assert browser.complaints() == []
-
-
-def test_the_server_and_the_library_load_neither_matplotlib_nor_the_trainer():
-    code = "import sys, nanogka.api, nanogka.serve.app; print([m for m in sys.modules if m.startswith({})])"
-    unwanted = ("matplotlib", "nanogka.train", "nanogka.plots")
-    done = subprocess.run(
-        [sys.executable, "-c", code.format(unwanted)], cwd=Path(__file__).parents[2], capture_output=True, text=True
-    )
-    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr

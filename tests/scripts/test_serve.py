@@ -79,9 +79,10 @@ def test_sigterm_lets_replies_finish(base):
     pytest.importorskip("uvicorn")
     save_run(base / "runs" / "tiny", talking_model(range(97, 123), sequence_len=4096))
     process = start(base, ("serve", "--port", 0, "--access-log"), base / "log")
-    while "\n" not in (line := (base / "log").read_text() if (base / "log").exists() else ""):
+    while "\n" not in (text := (base / "log").read_text() if (base / "log").exists() else ""):
         assert process.is_alive()
         time.sleep(0.05)
+    line = text.splitlines()[0]
     assert line.startswith("serving tiny, step 7 (base, cpu), at http://127.0.0.1:")
     port = int(line.rsplit(":", 1)[1])
     reply = stream(port, 200)

@@ -88,14 +88,15 @@ class Run:
     def base_folder(self) -> Path | None:
         """The folder of the run that a chat run was fine-tuned from; None if this is no chat run, or does not say it.
 
-        A base run outside of the runs' folder is known by its path. Others are next to this run: where the folder's
-        name says it is, or where a link leads.
+        A base run outside of the runs' folder is known by its path. Others are next to this run (where the folder's
+        name says it is, or where a link leads), or in the runs' folder, if this run has left it.
         """
         base = self.part("run").get("base")
         if self.kind != "chat" or not isinstance(base, dict) or not base.get("run"):
             return None
         names = [str(name) for name in (self.part("settings").get("base"), base["run"]) if name]
-        found = [at.parent / name for name in names for at in (self.folder.absolute(), self.folder.resolve())]
+        places = (self.folder.absolute().parent, self.folder.resolve().parent, base_dir() / "runs")
+        found = [place / name for name in names for place in places]
         return next((folder for folder in found if (folder / CONFIG).is_file()), found[-1])
 
     def state(self, step: int) -> dict:

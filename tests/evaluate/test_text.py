@@ -291,6 +291,9 @@ def test_a_chat_model_has_the_text_of_its_base_run_also_behind_a_link(fetched, b
     shutil.move(elsewhere, base / "runs" / "back")
     (tmp_path / "link").symlink_to(base / "runs" / "back")
     assert trained_on(Run.open(tmp_path / "link"), 7).reading.rows == 8
+    # A run that has left the runs' folder without a link has it there.
+    shutil.copytree(base / "runs" / "back", tmp_path / "far" / "copy")
+    assert trained_on(Run.open(tmp_path / "far" / "copy"), 7).reading.rows == 8
     shutil.rmtree(fetched)
     assert asdict(trained_on(Run.open(base / "runs" / "back"), 7)) == {
         "data": "fineweb-edu", "footers": "", "packing": "bestfit", "shards": None, "reading": None

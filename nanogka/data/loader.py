@@ -367,6 +367,6 @@ def _batches(
     if asked and not any(stream.counts["rows"] for stream in asked):
         tokens = sum(stream.packer.tokens for stream in asked)
         raise ValueError(
-            f"sequence_len: got {settings.sequence_len}, but the {settings.split} split of {corpus.path} has {tokens}"
-            " tokens for this rank, less than one row; lower it"
+            f"data: got {str(corpus.path)!r}, whose {settings.split} split has {tokens} tokens for this rank, expected"
+            f" at least one row of {settings.sequence_len}: use more text, or a model with a shorter context"
         )

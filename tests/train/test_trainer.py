@@ -153,7 +153,10 @@ def test_samples_are_shown_and_logged_and_change_no_loss(base, finished, short, 
         ("--lr-scale -1 --matrix-lr nan", "--matrix-lr: got 'nan', expected[^$]*--lr-scale: got"),
         ("--attention gauss", "--attention: got 'gauss'"),
         ("--window-pattern SX", "--window-pattern: got 'SX'"),
-        ("--sequence-len 4096 --total-batch-size 4096 --device-batch-size 1", "--sequence-len: got 4096, but the val "),
+        (
+            "--sequence-len 4096 --total-batch-size 4096 --device-batch-size 1",
+            r"--data: got .*, whose val split has \d+ tokens .*, expected at least one row of 4096",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_together_are_named(flags, words, message, capsys):

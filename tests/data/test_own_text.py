@@ -400,10 +400,10 @@ def test_shards_of_a_test_split_are_not_trained_on(tmp_path):
 @pytest.mark.parametrize(
     "name, content, said",
     [
-        ("a.txt", gzip.compress(b"one"), "compressed with gzip; its name must end with .gz"),
+        ("a.txt", gzip.compress(b"one", mtime=0), "compressed with gzip; its name must end with .gz"),
         ("a.txt", b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n", "it is a PDF"),
         ("a.csv", b"PK\3\4\xff", "a .zip, .docx or .xlsx file"),
-        ("a.jsonl", gzip.compress(b"{}"), "line 1: not UTF-8 at byte 1; it is compressed with gzip"),
+        ("a.jsonl", gzip.compress(b"{}", mtime=0), "line 1: not UTF-8 at byte 1; it is compressed with gzip"),
         ("a.jsonl", b'[\n{"text": "one"}\n]', "a value of several lines belongs in a .json file"),
         ("a.json", '[{"text": "one"}]'.encode("utf-16"), "not UTF-8 (byte 0xff); it is UTF-16, convert it with"),
     ],

@@ -26,11 +26,12 @@ def calls(graph, name):
 @pytest.mark.parametrize(
     "mixer", ["gaussian", *(pytest.param(name, marks=pytest.mark.slow) for name in ("successor", "dot_product"))]
 )
-@torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
 def test_a_step_is_one_graph_with_flash_attention_that_keeps_little(mixer, monkeypatch):
-    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition  # here, because it takes seconds
+    import torch._functorch.config as functorch  # here, because the compiler takes a second to import
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
+    monkeypatch.setattr(functorch, "force_non_lazy_backward_lowering", True)
     graphs = []
 
     def compiler(graph, inputs):

@@ -17,9 +17,10 @@ imports.
 A drawn mutant is chosen by nobody, so it often cannot compute at all: it divides a path by a path, or reads past the
 end of a list. Its tests then fail by the mutant's own exception before they reach an assertion. An engineer sees such
 a fault at once, but not because a test states what is right. The exception would be raised under any test that calls
-the line. So it is not counted as caught: the table has a column for assertions and another one for exceptions, and
-prints the share of the first alone and of both together. Both shares are of all mutants that are judged, less those
-that a reader found equivalent (`--equivalent`, with their numbers).
+the line. So it is not counted as caught: the table has a column for assertions and another one for exceptions. It
+prints three shares: of all judged mutants, those that an assertion caught, and those that an assertion or an exception
+ended; and of those that raise no exception, those that an assertion caught. Mutants that a reader found equivalent
+(`--equivalent`, with their numbers) are not judged.
 """
 
 import argparse
@@ -312,10 +313,7 @@ def judge_sample(
 
 
 def describe_rates(counts: Mapping[str, Counter]) -> str:
-    """A table: how many mutants each package's tests caught, and two shares of the judged ones.
-
-    The first share is of those that an assertion caught, the second adds those that raised an exception.
-    """
+    """A table: how many mutants each package's tests caught, and the three shares that this file's docstring names."""
     from nanogka.evaluate.intervals import share_interval
 
     def share(some: int, judged: int) -> str:
@@ -327,11 +325,13 @@ def describe_rates(counts: Mapping[str, Counter]) -> str:
     names = ("caught", "raised", "survived", "not judged", "equivalent")
     columns = ("assertion", "exception", *names[2:])
     heads = "".join(f"{column:>{len(column) + 2}}" for column in columns)
-    lines = [f"{'package':<12}{heads}   {'by an assertion':<20}either way (95 % intervals)"]
+    lines = [f"{'package':<12}{heads}   {'by an assertion':<20}{'either way':<20}without exceptions (95 %)"]
     for package, count in [*sorted(counts.items()), ("all", sum(counts.values(), Counter()))]:
         judged = count["caught"] + count["raised"] + count["survived"]
         numbers = "".join(f"{count[name]:>{len(column) + 2}}" for name, column in zip(names, columns, strict=True))
-        shares = f"{share(count['caught'], judged):<20}{share(count['caught'] + count['raised'], judged)}"
+        some = count["caught"], count["caught"] + count["raised"]
+        shares = f"{share(some[0], judged):<20}{share(some[1], judged):<20}"
+        shares += share(count["caught"], count["caught"] + count["survived"])
         lines.append(f"{package:<12}{numbers}   {shares}".rstrip())
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ from evaluate_fakes import FakeModel, FakeTokenizer, OracleModel, make_items, ma
 from naive_evaluator import check_against_naive
 
 from nanogka.common.distributed import Ranks
+from nanogka.evaluate import core
 from nanogka.evaluate.bundle import open_bundle, open_core_tasks
 from nanogka.evaluate.core import core_evaluation, evaluate_task, judge, make_questions
 from nanogka.evaluate.loglikelihood import GPTScorer, Score
@@ -121,3 +122,10 @@ def test_the_lowest_finite_loss_is_the_prediction_and_the_first_of_equals():
     assert judge("multiple_choice", [high, low, low], 1) == (1, True)
     assert judge("multiple_choice", [nan, high], 0) == judge("multiple_choice", [inf, high], 0) == (1, False)
     assert judge("multiple_choice", [nan, nan], 0) == judge("schema", [], 0) == (None, False)
+
+
+def test_the_bar_of_a_task_leaves_the_terminal_with_it(monkeypatch):
+    bars = []
+    monkeypatch.setattr(core, "tqdm", lambda parts, **how: bars.append(how) or parts)
+    evaluate_task(FakeModel(), FakeTokenizer(), data_of("multiple_choice", 3))
+    assert bars == [{"desc": "made_up", "unit": "chunk", "leave": False, "disable": None}]

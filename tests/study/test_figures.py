@@ -57,6 +57,7 @@ def points(axes, marker):
 def test_the_headline_is_the_grids_or_names_the_best_family_of_the_largest_budget(tmp_path):
     assert report.headline(summary_of(tmp_path)) == "b: “gka” has the lowest bits per byte, 0.275 below “dot product”"
     assert report.headline(summary_of(tmp_path, title="Ours")) == "Ours"
+    assert report.rates_section(summary_of(tmp_path)) == []  # no size tries several learning rates
     three = summary_of(tmp_path)  # families, of which the next best counts
     three.sound = three.sound[three.sound["size"] == "a"]
     assert report.headline(three).startswith("a: “gka” has the lowest bits per byte, 0.23")

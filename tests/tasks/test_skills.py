@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from question_oracle import computed, converted, counted, dated, greeted, repeated, spelled
 
-from tasks import words
+from tasks import sums, words
 from tasks.dates import MONTHS, WEEKDAYS
 from tasks.items import Wordings, as_typed, is_for, neat
 from tasks.promise import PROMISE, REFUSAL
@@ -338,3 +338,10 @@ def test_what_must_be_learned_by_heart_is_asked_often():
     assert 0.5 * 800 < len(order) < 0.65 * 800
     ones = [item for _, item in asked("units", TRAIN, 800) if item.answer.startswith("1 ")]
     assert 0.05 * 800 < len(ones) < 0.12 * 800
+
+
+def test_a_sum_with_a_repeated_digit_has_two_numbers_above_zero(monkeypatch):
+    monkeypatch.setattr(sums, "_repeated", lambda rng: 3)
+    rng = random.Random(1)
+    rng.random = lambda: 0.0
+    assert {sums.addition(rng).code for _ in range(99)} == {"1+2", "2+1"}

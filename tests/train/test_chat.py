@@ -113,6 +113,7 @@ def test_the_loss_of_a_mixture_is_the_mean_by_its_shares(chat_base, talk, monkey
     sources = yaml.safe_load((run / "config.yaml").read_text())["run"]["sources"]
     assert [source["share"] for source in sources] == [0.666667, 0.333333]
     last = trace(run, "eval")[-1]
+    assert 4 < last["val_loss"] < 6.5, "near ln 300 after eight steps in all"
     assert last["val_loss"] == pytest.approx(last[f"val_loss {talk}"] * 2 / 3 + last["val_loss embedded"] / 3)
 
 

@@ -8,7 +8,7 @@ import torch
 from nanogka.common.cli import flags_of
 from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.train.budget import plan_budget
-from nanogka.train.optimizer import Schedule, build_optimizers, optimizer_state_bytes, orthogonalize
+from nanogka.train.optimizer import Schedule, build_optimizers, optimizer_state_bytes, orthogonalize, state_shapes
 from nanogka.train.settings import TrainSettings
 from nanogka.train.snapshots import LearningRates
 
@@ -19,6 +19,12 @@ def test_orthogonalized_updates_have_singular_values_near_one(shape):
     values = torch.linalg.svdvals(orthogonalize(updates, torch.float32))
     assert values.min() > 0.7
     assert values.max() < 1.2
+
+
+@pytest.mark.parametrize("rows,columns,squares", [(7, 5, (7, 1)), (5, 5, (5, 1)), (5, 7, (1, 7))])
+def test_muon_averages_squares_along_the_shorter_side(rows, columns, squares):
+    """Saved states have these shapes, a square matrix too."""
+    assert state_shapes("muon", torch.Size((rows, columns))) == {"momentum": (rows, columns), "mean_square": squares}
 
 
 @pytest.mark.parametrize("N", [30, 100, 520, 2000])

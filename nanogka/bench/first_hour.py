@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-import torch._dynamo  # noqa: F401 (its import takes seconds; the stages are forked after it)
 
 from nanogka import backends
 from nanogka.bench.common import check_mixers
@@ -72,6 +71,8 @@ def run(settings: Settings, errors: Errors) -> int:
     place = Place(settings.smoke, out, settings.gpus or found, settings.depth, mixers, hardware)
     place.out.mkdir(parents=True, exist_ok=True)
     (place.out / "results.jsonl").write_text("")
+    from torch import _dynamo  # noqa: F401 (its import takes seconds; the stages are forked after it)
+
     failed = [name for name in names if not run_stage(name, place)]
     results = [json.loads(line) for line in (place.out / "results.jsonl").read_text().splitlines()]
     rows = [(line["stage"], result_text(line)) for line in results]

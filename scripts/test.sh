@@ -15,7 +15,7 @@ bash scripts/setup.sh --dev
 case " $* " in
     *" -m "*) exec .venv/bin/python -m pytest "$@" ;;
     *) # two processes with one thread each are faster than one process with two threads
-        # (tests of one group share one of them, because what they need takes seconds)
+        # (files that need the same fixtures or libraries share one of them, see tests/conftest.py)
         export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
         images=""
         if [ $# = 0 ]; then
@@ -26,7 +26,7 @@ case " $* " in
             set -- --ignore tests/vision --ignore tests/scripts/test_setup.py
         fi
         code=0
-        .venv/bin/python -m pytest -m "not slow" -n 2 --dist loadgroup --durations=10 "$@" || code=$?
+        .venv/bin/python -m pytest -m "not slow" -n 2 --dist loadfile --durations=10 "$@" || code=$?
         [ -z "$images" ] || wait "$images" || code=$?
         [ -z "$images" ] || cat .venv/images.log
         exit "$code" ;;

@@ -18,6 +18,14 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, handler)
 
+# Files that share what takes seconds: trained runs and the fork server of `rank_worlds`, or the import of a library.
+FORKED = ("common/test_signals", *(f"scripts/test_{name}" for name in ("base_eval", "chat_eval", "launch", "serve")))
+GROUPS = {
+    "train": ("tests/train/", "tests/attack/", *(f"tests/{name}.py" for name in FORKED)),
+    "transformers": ("tests/export/", "tests/evaluate/test_models.py"),
+    "openai": tuple(f"tests/serve/test_{name}.py" for name in ("app", "refusals", "tools")),
+}
+
 
 def pytest_collectstart(collector) -> None:
     """Without a GPU, let Triton interpret its kernels. It must be asked before anything imports it."""
@@ -28,17 +36,20 @@ def pytest_collectstart(collector) -> None:
             os.environ["TRITON_INTERPRET"] = "1"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items) -> None:
-    """Run all tests of a file in one process, which then makes the fixtures of the file once.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Run all tests of a file, or of a group of files, in one process, which then makes their fixtures once.
 
-    The files of tests/train and tests/attack share a process, for their runs and the fork server of `rank_worlds`.
+    It replaces the marker `xdist_group`, which xdist 3.8 ignores under pytest 9.2.
     """
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            file = item.nodeid.partition("::")[0]
-            trains = file.startswith(("tests/train/", "tests/attack/"))
-            item.add_marker(pytest.mark.xdist_group("train" if trains else file))
+    from xdist.scheduler import LoadFileScheduling
+
+    class Grouped(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return next((name for name, begins in GROUPS.items() if file.startswith(begins)), file)
+
+    return Grouped(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,8 +14,6 @@ from rank_worlds import CONTEXT
 from nanogka.common.cli import run_script
 from nanogka.common.signals import stop_request
 
-pytestmark = pytest.mark.xdist_group("train")
-
 
 @contextmanager
 def started(function):

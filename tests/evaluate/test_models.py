@@ -12,7 +12,6 @@ from nanogka.evaluate.models import HuggingFaceModel, open_hugging_face
 from nanogka.evaluate.task import TYPES, LoadedTask, Task
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.xdist_group("transformers")
 
 
 def test_without_transformers_or_a_model_the_error_says_what_to_do(tmp_path, monkeypatch):

@@ -19,7 +19,6 @@ from nanogka.generate.engine import Engine
 from nanogka.generate.prompt import prompt_of
 from nanogka.generate.settings import SamplingParams
 
-pytestmark = pytest.mark.xdist_group("transformers")
 FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 FILES |= {"README.md", *(f"{name}_nanogka.py" for name in ("configuration", "attention", "mixers", "modeling"))}
 

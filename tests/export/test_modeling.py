@@ -10,9 +10,6 @@ from nanogka.export.config import exported_name, layer_options, network_config, 
 from nanogka.model import MIXERS
 from nanogka.model.mixers.gaussian import GaussianMixer
 
-pytestmark = pytest.mark.xdist_group("transformers")
-
-
 CASES = {
     **{mixer.name: {"pattern": mixer.letter} for mixer in MIXERS.values()},
     "SSD": {"pattern": "SSD", "windows": "S"},

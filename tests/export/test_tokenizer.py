@@ -9,8 +9,6 @@ from nanogka.data.conversation import OUTPUT, PYTHON, TEXT, ChatFormat, Conversa
 from nanogka.data.tool_calls import CALCULATOR, read_reply
 from nanogka.export.tokenizer import exported_tokenizer, tokenizer_config
 
-pytestmark = pytest.mark.xdist_group("transformers")
-
 TEXTS = ["The <|bos|> and <|user_end|>", "<|", "<<||>\n\n", "é \u200b<|assistant_start|><|assistant_end|>", " the  the"]
 
 

@@ -18,7 +18,6 @@ from vllm_world import plugin, settings
 from nanogka.export.config import network_config, network_weights
 from nanogka.export.vllm import TESTED, register
 
-pytestmark = pytest.mark.xdist_group("transformers")
 SERVED = [case for case in CASES if "M" not in CASES[case]["pattern"]]
 EXACT = {"rtol": 0, "atol": 2e-5}
 

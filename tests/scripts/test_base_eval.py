@@ -19,7 +19,6 @@ from nanogka.runs import read_config, write_config
 from nanogka.tokenizer import Tokenizer
 from scripts.base_eval import main
 
-pytestmark = pytest.mark.xdist_group("train")
 FLAGS = ["--device", "cpu", "--dtype", "float32"]
 
 

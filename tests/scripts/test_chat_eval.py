@@ -16,7 +16,6 @@ from scripts import chat_eval
 from tasks import BENCHMARKS
 from tasks.skills import evaluations
 
-pytestmark = pytest.mark.xdist_group("train")
 FLAGS = "--run talk --tasks arc_easy,copying --max-per-task 5 --device cpu --dtype float32".split()
 
 

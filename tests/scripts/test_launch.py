@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from attack_world import start
 
-pytestmark = pytest.mark.xdist_group("train")  # for its fork server
 WORKER = """
 import os, signal, sys, time
 rank, code = os.environ["RANK"], int(sys.argv[1])

@@ -15,8 +15,6 @@ from generate_models import save_run, small_model, talking_model
 
 from scripts import serve
 
-pytestmark = pytest.mark.xdist_group("train")  # for its fork server
-
 
 def test_what_keeps_it_from_starting_is_a_line(base, capsys, monkeypatch):
     pytest.importorskip("uvicorn")

@@ -26,8 +26,6 @@ from nanogka.generate.settings import SamplingParams  # noqa: E402
 from nanogka.tokenizer import Tokenizer  # noqa: E402
 from scripts import bench, serve  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("openai")  # its import takes a second
-
 SAMPLED = {"temperature": 1.1, "seed": 7, "max_tokens": 12}
 
 

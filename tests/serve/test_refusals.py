@@ -12,8 +12,6 @@ pytest.importorskip("uvicorn")
 
 from serving import CHAT, TEXT, USER, running  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("openai")  # its import takes a second
-
 WRONG = [  # a field of a chat and a value that is refused; None: the request lacks the field
     ("model", None),
     ("messages", [3]),

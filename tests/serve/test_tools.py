@@ -12,8 +12,6 @@ from serving import CHAT, USER, official, running, said  # noqa: E402
 
 from nanogka.data.conversation import ChatFormat, Conversation  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("openai")  # its import takes a second
-
 
 def test_a_tool_call_is_shown_and_comes_back():
     parts = [("python", "12*3"), ("python_output", "36"), ("text", "yes")]

@@ -31,7 +31,6 @@ def test_a_step_is_one_graph_with_flash_attention_that_keeps_little(mixer, monke
     from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
-    monkeypatch.setattr(functorch, "force_non_lazy_backward_lowering", True)
     graphs = []
 
     def compiler(graph, inputs):
@@ -44,7 +43,7 @@ def test_a_step_is_one_graph_with_flash_attention_that_keeps_little(mixer, monke
     monkeypatch.setattr(backends, "_disabled", {("cpu", torch.bfloat16): None})
     config = replace(GPTConfig.from_depth(20, mixer), n_layer=2)
     backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, partition_fn=min_cut_rematerialization_partition)
-    with FakeTensorMode():
+    with functorch.patch(force_non_lazy_backward_lowering=True), FakeTensorMode():
         model = GPT(config, compute_dtype=torch.bfloat16)
         ids = torch.zeros(B, config.sequence_len, dtype=torch.int64)
         compiled = torch.compile(model, backend=backend, dynamic=False, fullgraph=True)

@@ -27,13 +27,12 @@ GROUPS = {
 }
 
 
-def pytest_collectstart(collector) -> None:
+def pytest_collectstart() -> None:
     """Without a GPU, let Triton interpret its kernels. It must be asked before anything imports it."""
-    if isinstance(collector, pytest.Session):
-        import torch
+    import torch
 
-        if not torch.cuda.is_available():
-            os.environ["TRITON_INTERPRET"] = "1"
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -372,8 +372,9 @@ def test_two_mixers_are_trained_at_the_same_time_with_half_of_the_cores_each(tmp
     meet = """
         echo "$4 with $OMP_NUM_THREADS threads"
         touch "$NANOGKA_BASE_DIR/trains-$4"
-        for i in {1..200}; do [ ! -e "$NANOGKA_BASE_DIR/trains-successor" ] || break; sleep 0.05; done
-        [ -e "$NANOGKA_BASE_DIR/trains-gaussian" ] && [ -e "$NANOGKA_BASE_DIR/trains-successor" ]
+        both() { [ -e "$NANOGKA_BASE_DIR/trains-gaussian" ] && [ -e "$NANOGKA_BASE_DIR/trains-successor" ]; }
+        for i in {1..200}; do both && break; sleep 0.05; done
+        both
     """
     fake(tmp_path / "commands", "nproc", "echo 6")
     done, calls = play(tmp_path, ATTENTION="gaussian successor", TRAINING=meet)

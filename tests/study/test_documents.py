@@ -100,3 +100,16 @@ def test_the_studys_main_table_follows_from_the_results(runs):
         assert_printed(second, difference(pairs, "confirm_bpb"))
         if more := re.search(r"(?:gets |\()([\d.]+) times the FLOPs", about):
             assert_printed(more[1], [pairs[0][1]["flops"] / pairs[0][0]["flops"]])
+
+
+def test_the_study_compares_repeated_lines_with_the_committed_ones():
+    rows = [json.loads(line) for line in (DOCS / "research" / "docstrings.jsonl").read_text("utf-8").splitlines()]
+    found = {
+        row["settings"]["lr_scale"]: row["val_bpb"]
+        for row in rows
+        if (row["family"], row["size"], row["seed"]) == ("successor", "flops", 1)
+    }
+    text = " ".join((DOCS / "research" / "study.md").read_text("utf-8").split())
+    assert f"where the committed line says {found[0.3]:.5f}. **At 0.6 it" in text
+    assert f": 1.969 and {found[0.6]:.3f}. The loss" in text
+    assert min(found, key=found.get) == 0.3

@@ -140,7 +140,7 @@ fail() { failed="$failed
     $1"; }
 
 # behind FUNCTION ARGUMENT…: call a function, such as `step`, at the same time as the next steps. caught_up: wait for it
-# and show what it printed; after a failure, call it again in front, where it goes on.
+# and show what it printed. After a failure, call it again in the foreground: it resumes from the work that was saved.
 behind() {
     caught_up
     [ "${DRY_RUN:-}" != 1 ] || { "$@"; return 0; }
@@ -165,7 +165,7 @@ caught_up() {
 stop_behind() {
     [ -n "$waiting_for" ] || return 0
     kill -TERM -- "-$waiting_for" 2>/dev/null || true
-    while kill -0 -- "-$waiting_for" 2>/dev/null; do sleep 0.1; done # a training saves its work
+    while kill -0 -- "-$waiting_for" 2>/dev/null; do sleep 0.1; done # a training saves its state first
 }
 trap stop_behind EXIT
 

@@ -111,7 +111,7 @@ def test_the_expected_optimizer_state_is_what_a_step_makes():
 
 
 def test_the_largest_settings_do_not_overflow():
-    """Learning rates beyond all reason diverge, which the loop reports: they do not end in an error of torch."""
+    """Learning rates beyond all reason diverge, which the loop reports. They do not end in an error of torch."""
     config = GPTConfig.from_depth(1, "dot_product", vocab_size=50, sequence_len=16, network="july")
     limits = {name: one.limits["le"] for name, one in flags_of(LearningRates).items() if one.kind is float}
     rates = LearningRates(**limits | {"warmup_steps": 0})
@@ -119,6 +119,8 @@ def test_the_largest_settings_do_not_overflow():
     optimizers = build_optimizers(model, rates, budget, torch.float32)
     for step in range(2):
         Schedule.of(rates, 9, "july").apply(optimizers, step)
-        model(torch.zeros(1, 16, dtype=torch.int64), torch.zeros(1, 16, dtype=torch.int64)).backward()
+        loss = model(torch.zeros(1, 16, dtype=torch.int64), torch.zeros(1, 16, dtype=torch.int64))
+        assert loss.isfinite() == (step == 0), "the first step already diverges, without an exception"
+        loss.backward()
         for optimizer in optimizers:
             optimizer.step()

@@ -34,6 +34,7 @@
 set -euo pipefail
 set -f # TRAIN_FLAGS is split into words, and a * in it is not a file name
 unset CDPATH # with it, cd may find another folder
+unset PYTHONDONTWRITEBYTECODE # images set it, but many processes import the same modules
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/scripts/steps.sh" # checks the variables, sets up, and defines how a step is run: step, late, behind, train
 

@@ -10,6 +10,7 @@
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # for `sh scripts/setup.sh`
 set -euo pipefail
 unset CDPATH # with it, cd may find another folder
+unset PYTHONDONTWRITEBYTECODE # images set it, but later processes import the same modules
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 case "$*" in "") dev=0 ;; --dev) dev=1 ;; *) echo "setup: got '$*', expected nothing or --dev" >&2; exit 2 ;; esac
@@ -66,7 +67,8 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null && [ "$(uname -s)" = Linux ]
     backend=${TORCH_BACKEND:-$([ -n "$gpus" ] && echo auto || echo cpu)}
     say "installing $torch ($backend build)"
     # pip finds a CPU wheel where one is configured. uv knows PyTorch's own indexes and picks by driver version.
-    if [ "$backend" = cpu ] && pip "$torch+cpu" 2>/dev/null; then :
+    # Of its 2,300 modules a run imports a third, and the first import compiles them.
+    if [ "$backend" = cpu ] && pip --no-compile "$torch+cpu" 2>/dev/null; then :
     elif uv "$torch" --torch-backend="$backend"; then :
     else
         say "PyTorch's package index cannot be reached; installing the default build of $torch (large)"

@@ -7,6 +7,7 @@
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # for `sh scripts/test.sh`
 set -euo pipefail
 unset CDPATH # with it, cd may find another folder
+unset PYTHONDONTWRITEBYTECODE # images set it, but many processes import the same modules
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh --dev
 .venv/bin/ruff check .

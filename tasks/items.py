@@ -7,7 +7,7 @@ from functools import cache
 
 from nanogka.data.conversation import OUTPUT, PYTHON, TEXT, Part
 from nanogka.data.permutation import hash_text
-from nanogka.generate.calculator import calculated
+from nanogka.generate.calculator import calculate
 
 # KNOWN: training items in known wordings alone. HELD_OUT: held-out items. REWORDED: held-out items in new wordings.
 TRAIN, KNOWN, HELD_OUT, REWORDED = SPLITS = ("train", "known", "held_out", "reworded")
@@ -72,7 +72,9 @@ class Item:
         """The assistant's reply: the calculator call, if there is one and it is wanted, and the answer."""
         if not self.code or not calculator:
             return self.answer
-        return Part(PYTHON, self.code), Part(OUTPUT, calculated(self.code)), Part(TEXT, self.answer)
+        result = calculate(self.code)  # a division by zero has none
+        output = () if result is None else (Part(OUTPUT, result),)
+        return Part(PYTHON, self.code), *output, Part(TEXT, self.answer)
 
 
 def as_typed(wording: str, rng: random.Random) -> str:

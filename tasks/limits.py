@@ -11,7 +11,7 @@ from tasks.dates import AFTER, BEFORE, MONTHS, WEEKDAYS
 from tasks.items import Item, Wordings, name_as_typed
 from tasks.promise import REFUSAL
 from tasks.small_talk import HELLO, TALK
-from tasks.sums import ASKED, number
+from tasks.sums import ASKED, division_by_zero, number
 from tasks.text_skills import REPEAT, SPELL
 from tasks.units import CONVERT, LENGTHS, SINGULAR, TIMES, UNITS
 from tasks.words import LETTERS, any_word, everyday_words, made_up_word, names
@@ -77,13 +77,13 @@ SLOTS = {
     ),
     # what follows a word that is to be repeated, or spelled
     "how": _list(
-        "twice; three times; two times; {m} times; ten times; slowly; loudly; again and again; backwards; in reverse; "
-        "upside down; in {language}; in capitals; in uppercase; without {letter}; in one word"
+        "twice; three times; two times; {m} times; ten times; backwards; in reverse; in {language}; in capitals; in "
+        "uppercase"
     ),
-    "reading": _list("backwards; in reverse; in {language}; from the end; without {letter}; wrong; aloud; twice"),
+    "reading": _list("backwards; in reverse; in {language}; twice; in capitals"),
     # what is no sum for the calculator
     "computed": _list(
-        "{n} over 0; {n}^{m}; {n} ^ {m}; {n}**{m}; {n} to the power of {m}; {m}% of {n}; {m} percent of {n}; {m}% of "
+        "{n}^{m}; {n} ^ {m}; {n}**{m}; {n} to the power of {m}; {m}% of {n}; {m} percent of {n}; {m}% of "
         "{n}; {m}% from {n}; {n} plus {m}%; {n} + {m}%; {n} minus {m} percent; the square root of {n}; the root of "
         "{n}; sqrt({n}); sqrt {n}; square root of {n}; the cube root of {n}; {n} squared; {n} cubed; the square of "
         "{n}; half of {n}; a third of {n}; double {n}; {m}!; the factorial of {m}; {n} mod {m}; log({n}); sin({n}); "
@@ -91,7 +91,6 @@ SLOTS = {
         "the maximum of {n} and {k}; {n} {thing} plus {k} {thing}; {word} plus {m}; {n} {unit} plus {k} {unit}; {n} "
         "{unit} minus {k} {unit}; pi; infinity"
     ),
-    "zero": _list("{n} / 0; {n} / 0; {n}/0; {n} divided by 0; {n} divided by 0; {n} divided by zero; {m} / 0; {m}/0"),
     "feeling": _list(
         "sad; tired; happy; hungry; bored; sick; angry; lonely; sleepy; cold; scared; lost; fine; ok; confused; late; "
         "busy; thirsty; rich; old; young; ready; back; sorry; good; great; well; new here; hot; nervous; excited; "
@@ -166,7 +165,7 @@ NEAR = {
             "[largest|smallest] of {n}, {m} and {k}?; sort {n}, {m}, {k}.; what [comes|number comes] [after|before] "
             "{n}?; count to {m}.; count from {m} to {n}.; count [backwards|down] from {n}.; [solve |]x + {m} = {n}.; "
             "what is x if {m}x = {n}?; {m}x + {k}; [find|solve for] x.; what is {n} in [binary|roman "
-            "numerals|hexadecimal|words|{language}]?; write {n} in words.; divide {n} by [0|zero].; {n}; {n}?; is {m} "
+            "numerals|hexadecimal|words|{language}]?; write {n} in words.; {n}; {n}?; is {m} "
             "a factor of {n}?; what are the [factors|divisors|multiples] of {n}?; what is the absolute value of -{n}?; "
             "{n} [>|<|>=|==] {k}; guess a number.; [give me|pick|choose|say] a random number.; what is the biggest "
             "number?; how many digits [does {n} have|are in {n}]?; [what is|what's|calculate] pi?; how many digits has "
@@ -291,7 +290,6 @@ FEELING = Wordings(
 # the wordings of skills, and what fills their slots without being promised
 LIKE = (
     *[(Wordings(ASKED), {"expression": SLOTS["computed"]})] * 2,
-    (Wordings(ASKED), {"expression": SLOTS["zero"]}),
     (CONVERT, {"count": ("{n}", "{m}"), "unit": SLOTS["odd"], "to": ("{unit}", "{odd}")}),
     (CONVERT, {"count": ("{n}", "{m}"), "unit": ("{unit}",), "to": SLOTS["odd"]}),
     (CONVERT, {"count": ("a", "a", "one", "1"), "unit": SLOTS["odd1"], "to": ("{unit}", "{unit}", "{odd}")}),
@@ -317,6 +315,8 @@ def near_misses(rng: random.Random) -> Item:
     """
     if rng.random() < 0.5:
         return _refused(rng, rng.choice((*NEAR.values(), NEAR["numbers"], NEAR["letters"], NEAR["letters"])))
+    if rng.random() < 0.05:
+        return division_by_zero(rng)
     wordings, filled = rng.choice(LIKE)
     return _refused(rng, wordings, {slot: rng.choice(texts) for slot, texts in filled.items()})
 

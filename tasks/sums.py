@@ -5,9 +5,11 @@ of Python, so the model copies the numbers.
 """
 
 import random
+import re
 
-from nanogka.generate.calculator import calculate, calculated
+from nanogka.generate.calculator import calculate
 from tasks.items import Item, Wordings
+from tasks.promise import REFUSAL
 
 ASKED = (
     "{expression}",
@@ -75,6 +77,7 @@ SIGNS = {
 LAST = (" and ", " and ", ", ")
 JOIN = {"+": (" to ", " and "), "*": (" by ", " by ", " and ")}  # the same of two numbers, after a verb
 LONGEST, PROMISED = 7, 4  # digits of a number, numbers of a sum
+RUN = re.compile(r"([1-9])\1{5}")  # six equal digits: a copy may lose count
 LENGTHS = (1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 5, 6, 7)
 
 
@@ -105,6 +108,11 @@ def arithmetic(rng: random.Random) -> Item:
     return _expression(rng)
 
 
+def division_by_zero(rng: random.Random) -> Item:
+    """A division that the calculator refuses, and then the model. So a zero needs no attention before the call."""
+    return _chain(rng, "/", QUOTIENT, [number(rng), "0"])
+
+
 def number(rng: random.Random, decimals: bool = False, longest: int = LONGEST) -> str:
     """A number of one to `longest` digits, often a round one or one digit repeated; with `decimals`, up to three."""
     length = min(rng.choice(LENGTHS), longest)
@@ -125,6 +133,11 @@ def number(rng: random.Random, decimals: bool = False, longest: int = LONGEST) -
     return f"{int(digits):,}" if len(digits) > 3 and longest == LONGEST and rng.random() < 0.06 else digits
 
 
+def long_run(*texts: str) -> bool:
+    """Whether one of the numbers has six equal digits in a row, other than zeros."""
+    return any(RUN.search(text) for text in texts)
+
+
 def _repeated(rng: random.Random) -> int:
     """A result of two to seven equal digits. Copying it ends only if the model counts."""
     return int(rng.choice("123456789") * rng.randint(2, LONGEST))
@@ -136,7 +149,10 @@ def _value(text: str) -> float:
 
 def _numbers(rng: random.Random, count: int) -> list[str]:
     decimals, longest = rng.random() < 0.25, LONGEST if count == 2 else 4
-    return [number(rng, decimals and rng.random() < 0.7, longest) for _ in range(count)]
+    numbers = [number(rng, decimals and rng.random() < 0.7, longest) for _ in range(count)]
+    if rng.random() < 0.05:
+        numbers[rng.randrange(count)] = "0"
+    return numbers
 
 
 def _divisible(rng: random.Random) -> list[str]:
@@ -156,7 +172,9 @@ def _chain(rng: random.Random, sign: str, wordings: Wordings, numbers: list[str]
     joined = rng.choice(JOIN[sign]).join(numbers) if len(numbers) == 2 and sign in JOIN else listed
     slots = {"expression": expression, "list": listed, "joined": joined, "first": numbers[0], "second": numbers[-1]}
     code = sign.join(numbers)
-    return Item(key.replace(",", ""), wordings, calculated(code), slots, code, beyond=len(numbers) > PROMISED)
+    answer = calculate(code) or REFUSAL
+    beyond = len(numbers) > PROMISED or long_run(code, answer)
+    return Item(key.replace(",", ""), wordings, answer, slots, code, beyond=beyond)
 
 
 def _expression(rng: random.Random) -> Item:

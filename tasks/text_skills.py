@@ -14,8 +14,8 @@ from tasks.items import Item, Wordings
 from tasks.words import LETTERS, any_name, any_word
 
 PROMISED, PROMISED_PARTS = 8, 3  # letters of a word to spell, words to repeat
-# words of sentences that are repeated: too short to be spelled
-SMALL = "I I you me my we he she it is are was to of in on at by for with the the not so no your and am do".split()
+# words of sentences that are repeated, too short to be spelled; without "for", which begins a wish at the end
+SMALL = "I I you me my we he she it is are was to of in on at by with the the not so no your and am do".split()
 RUN = re.compile(r"(..?)\1\1")  # one or two characters three times in a row: a copy may lose count
 
 SPELL = Wordings(
@@ -70,8 +70,9 @@ REPEAT = Wordings(
         "[please |now |just |]repeat[| the word| the words|:| this:| after me:| after me| the following:] "
         "{text}[||!|.]",
         "[please |now |just |][write|type|copy|echo|print|output][||:| this:| the words] {text}[||.]",
-        "[say|repeat|write|type|copy|print][|:] {text} please.",
-        "[say|repeat|write|type|copy|print][|:] {text}[ please| for me| back to me].",
+        "[say|repeat|write|type|copy] {text} please.",
+        "[say|repeat|write|type|copy] {text} please.",
+        "[say|repeat|write|type|copy] {text}[ please| for me].",
         "[can|could|would|will] you [|please ][say|repeat|write|type|copy|echo|print][|| the word| the words] "
         "{text}[|| please| for me]?",
         "i [want|would like|need] you to [say|repeat|write|type|copy|print] {text}.",
@@ -88,7 +89,8 @@ def spelling(rng: random.Random) -> Item:
     code = f'" ".join({_quoted(shown)})'
     letters = calculated(code)
     # The result begins with two blanks if the word has one. The reply begins with one, as all its letters do.
-    return Item(word.lower(), SPELL, letters.removeprefix(" "), {"text": shown}, code, beyond=len(word) > PROMISED)
+    beyond = len(word) > PROMISED or repeats(word)
+    return Item(word.lower(), SPELL, letters.removeprefix(" "), {"text": shown}, code, beyond=beyond)
 
 
 def counting(rng: random.Random) -> Item:
@@ -100,7 +102,8 @@ def counting(rng: random.Random) -> Item:
         word = word.capitalize()
     quoted, shown = rng.choice(((sought, word),) * 3 + ((f'"{sought}"', word), (f'"{sought}"', f'"{word}"')))
     code = f'{_quoted(shown)}.count("{letter}")'
-    return Item(f"{letter} in {word.lower()}", COUNT, calculated(code), {"letter": quoted, "word": shown}, code)
+    slots = {"letter": quoted, "word": shown}
+    return Item(f"{letter} in {word.lower()}", COUNT, calculated(code), slots, code, beyond=repeats(word))
 
 
 def copying(rng: random.Random) -> Item:
@@ -118,10 +121,15 @@ def copying(rng: random.Random) -> Item:
         # At the end of a question, please is a wish.
         parts = ["thanks" if word == "please" else word if word in SMALL else _cased(word, rng) for word in words]
     text = " ".join(parts)
-    beyond = len(parts) > PROMISED_PARTS or RUN.search(text.lower()) is not None
+    beyond = len(parts) > PROMISED_PARTS or repeats(text)
     if rng.random() < 0.1:  # behind a quotation mark there is no blank
         return Item(text.lower(), REPEAT, text, {"text": f'"{text}"'}, beyond=beyond)
     return Item(text.lower(), REPEAT, f" {text}", {"text": text}, beyond=beyond)
+
+
+def repeats(text: str) -> bool:
+    """Whether one or two characters follow each other three times, in small letters or capitals."""
+    return RUN.search(text.lower()) is not None
 
 
 def _quoted(shown: str) -> str:

@@ -4,7 +4,7 @@ import random
 
 from nanogka.generate.calculator import calculated
 from tasks.items import Item, Wordings
-from tasks.sums import number
+from tasks.sums import long_run, number
 
 CONVERT = Wordings(
     (
@@ -76,4 +76,5 @@ def units(rng: random.Random) -> Item:
     answer = f"{result} {SINGULAR[target[0]] if result == '1' else target[0]}."
     slots = {"count": count, "unit": unit, "to": rng.choice(target)}
     # The name of one unit cannot be inferred from other results.
-    return Item(f"{code} {target[0]}", CONVERT, answer, slots, code, closed=one or result == "1")
+    item = f"{code} {target[0]}"
+    return Item(item, CONVERT, answer, slots, code, closed=one or result == "1", beyond=long_run(code, result))

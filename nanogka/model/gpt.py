@@ -34,11 +34,12 @@ from nanogka.model import fp8
 from nanogka.model.config import GPTConfig
 from nanogka.model.kv_cache import KVCache, LayerCache
 from nanogka.model.layers import (
+    BACKOUT_LAMBDA,
     EMBEDDING,
     MATRIX,
     RESID_LAMBDAS,
-    SMEAR_BACKOUT,
     SMEAR_GATE,
+    SMEAR_LAMBDA,
     UNEMBEDDING,
     VECTOR,
     X0_LAMBDAS,
@@ -62,8 +63,8 @@ GROUPS = {
     "resid_lambdas": RESID_LAMBDAS,
     "x0_lambdas": X0_LAMBDAS,
     "smear_gate.weight": SMEAR_GATE,
-    "smear_lambda": SMEAR_BACKOUT,
-    "backout_lambda": SMEAR_BACKOUT,
+    "smear_lambda": SMEAR_LAMBDA,
+    "backout_lambda": BACKOUT_LAMBDA,
 }
 
 

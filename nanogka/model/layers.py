@@ -67,7 +67,8 @@ RESID_LAMBDAS = ParameterGroup("resid_lambdas")
 X0_LAMBDAS = ParameterGroup("x0_lambdas")
 VECTOR = ParameterGroup("vector")
 SMEAR_GATE = ParameterGroup("smear_gate", is_matmul=True)
-SMEAR_BACKOUT = ParameterGroup("smear_backout")  # λ of the gated smear and of the backout
+SMEAR_LAMBDA = ParameterGroup("smear_lambda")
+BACKOUT_LAMBDA = ParameterGroup("backout_lambda")
 
 
 class Initializer:

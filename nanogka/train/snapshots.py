@@ -19,7 +19,7 @@ Rates = TypeVar("Rates", bound="LearningRates")
 # Where the constants come from: nanochat tuned its rates at depth 12, whose width is 768, with a batch of 2^19 tokens,
 # and uses them at all depths. The rates of `vector` and `bandwidth` are ours, from docs/research/log.md.
 REFERENCE_WIDTH = 768
-SMEAR_LR = 0.2  # of a gated smear and the backout, whatever the batch
+SMEAR_LR = 0.2  # of a gated smear, whatever the batch
 # Beyond these bounds the products of rates and factors, which the updates use as float32, could overflow.
 MAX_RATE, MAX_FACTOR = 1e24, 1e6
 # Settings that depend on the snapshot where no flag says otherwise.
@@ -62,12 +62,14 @@ class LearningRates:
     scalar_lr: float = rate_flag(0.5, "x0_lambdas (μ); a hundredth for resid_lambdas (λ) (AdamW)")
     vector_lr: float = rate_flag(0.03, "the smear, convolutions and other vectors (AdamW)")
     bandwidth_lr: float = rate_flag(0.02, "log σ (AdamW)")
+    # nanochat's rate. With batches of 4,096 tokens λ_b wanders at it, and the loss jumps (docs/research/study.md, 4.1).
+    backout_lr: float = rate_flag(0.2, "the share λ_b of july's backout (AdamW), which --lr-scale leaves alone")
     weight_decay: float = network_flag(
         "weight_decay", "weight decay of the matrices at depth 12, less if deeper; falls to 0 over the run", MAX_FACTOR
     )
     lr_scale: float | None = flag(
         None,
-        "factor of all learning rates (default: √(tokens per step / 2^19))",
+        "factor of all learning rates but those of july's smear and backout (default: √(tokens per step / 2^19))",
         ge=0,
         le=MAX_FACTOR,
         affects="losses",
@@ -127,7 +129,7 @@ def february_groups(lr: LearningRates, width: float, batch: float, decay: float)
         "bandwidth": adamw(lr.bandwidth_lr * batch),
         # What February lacks, where an option adds it.
         "smear_gate": adamw(SMEAR_LR),
-        "smear_backout": adamw(SMEAR_LR),
+        "smear_lambda": adamw(SMEAR_LR),
     }
 
 
@@ -143,7 +145,8 @@ def july_groups(lr: LearningRates, width: float, batch: float, decay: float) -> 
         "vector": adamw(lr.vector_lr * batch),
         "bandwidth": adamw(lr.bandwidth_lr * batch),
         "smear_gate": adamw(SMEAR_LR),
-        "smear_backout": adamw(SMEAR_LR),
+        "smear_lambda": adamw(SMEAR_LR),
+        "backout_lambda": adamw(lr.backout_lr),
     }
 
 

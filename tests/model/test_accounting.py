@@ -11,7 +11,7 @@ from nanogka.model.mixers.gaussian import GaussianMixer
 COMMON = {"embedding": 41_943_040, "lm_head": 41_943_040, "resid_lambdas": 20, "x0_lambdas": 20}
 GAUSSIAN = COMMON | {"matrix": 294_912_000, "bandwidth": 200}
 DOT_PRODUCT = COMMON | {"value_embedding": 419_430_400, "matrix": 393_219_200}
-JULY = DOT_PRODUCT | {"matrix": 393_217_200, "smear_gate": 24, "smear_backout": 2}
+JULY = DOT_PRODUCT | {"matrix": 393_217_200, "smear_gate": 24, "smear_lambda": 1, "backout_lambda": 1}
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def expected(name, weight, network, scale):
         "lm_head.weight": (0.008 * wide, 0.8, 0.96, 0.01),
     }
     july |= {"resid_lambdas": (0.005 * factor, 0.8, 0.95, 0.05, 1e-6), "smear_gate.weight": (0.2, 0.8)}
-    july |= {"smear_lambda": (0.2, 0.8), "backout_lambda": (0.2, 0.8)}
+    july |= {"smear_lambda": (0.2, 0.8), "backout_lambda": (0.07, 0.8)}
     july |= {"embedding.weight": (0.3 * wide, 0.8, 0.995, 0.001)}
     for end, treatment in (july if network == "july" else february).items():
         if name.endswith(end):
@@ -114,7 +114,7 @@ def expected(name, weight, network, scale):
 
 def ours(ranks, network, scale):
     """The weights after the loop's steps, with gradients that the loss imposes on the model."""
-    model, settings = GPT(config(network), seed=2), TrainSettings(network=network, lr_scale=scale)
+    model, settings = GPT(config(network), seed=2), TrainSettings(network=network, lr_scale=scale, backout_lr=0.07)
     budget = plan_budget(config(network), num_iterations=LENGTH, total_batch_size=BATCH)
     optimizer = ShardedOptimizer(model, settings, budget, torch.float32, ranks)
     schedule, log = Schedule.of(settings, LENGTH, network), Recorder()

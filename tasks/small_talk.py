@@ -9,7 +9,7 @@ from tasks.words import any_name
 HELLO = "[hello|hello|hi|hi|hey|good morning|good evening|hello there|hi there]"
 INTRODUCED = Wordings(
     (
-        f"{HELLO}, [i am|i'm|im|my name is|my name's|this is|it is|it's] {{name}}.",
+        f"{HELLO}, [i am|i'm|im|my name is|my name's|my names|this is|it is|it's] {{name}}.",
         f"{HELLO}[||!|.] [i am|i'm|im|im|my name is|this is|its] {{name}}.",
         f"{HELLO}, {{name}} here.",
         "[its|it's|it is|this is|hi, this is] {name}[ here|].",
@@ -21,7 +21,8 @@ INTRODUCED = Wordings(
         "about you?|!]",
         "[my friends|people|you can|you may|please|just] call me {name}.",
         "i am called {name}.",
-        f"{HELLO}, [i am|i'm|my name is] {{name}}[. who are you?|, nice to meet you|, and you?|. what can you do?]",
+        f"{HELLO}, [i am|i'm|my name is] {{name}}[. who are you?|, nice to meet you|, and you?|, what about you?|. "
+        "what can you do?]",
     )
 )
 

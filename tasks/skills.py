@@ -125,7 +125,8 @@ def conversations(split: str, count: int, seed: int, calculator: bool = True) ->
             if not asked:
                 asked = [skill.ask(rng, split) for skill in rng.sample(turns, len(turns))]
             question, item = asked[-1]
-            left -= len(question) + 2 * len(item.code) + len(item.answer)  # calls have more tokens per character
+            # A call's result comes twice, and its digits are a token each.
+            left -= len(question) + (2 * (len(item.code) + len(item.answer)) if item.code else len(item.answer))
             if number and left < 0:
                 break
             texts += [question, item.reply(calculator)]

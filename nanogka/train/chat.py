@@ -117,16 +117,20 @@ def with_defaults(
 
     A row of the base model's context would hold many short conversations. Attention sees them all, and most of what it
     sees says nothing about the question. In a row of about the length of a conversation there is little else to see.
-    A step of as many rows as the base run's then has fewer tokens, so that the data last for more updates.
+    A step of as many rows as the base run's then has fewer tokens, so that the data last for more updates. If the batch
+    is given, rows are as much longer as they must be to divide it.
     """
-    batch = settings.total_batch_size or base.part("run").get("total_batch_size")
+    given = settings.total_batch_size
+    batch = given or base.part("run").get("total_batch_size")
     longest = max(max(source.train.lengths.max(), source.val.lengths.max()) for source in mixture.sources)
     if settings.sequence_len is None and longest <= SHORT_SHARE * context:
         # A row has one token less than the conversation, whose last token is only a target. Rounded up to 16.
-        row_len = 16 * math.ceil((longest - 1) / 16)
+        lengths = range(16 * math.ceil((longest - 1) / 16), context + 1, 16)
+        dividing = [length for length in lengths if (given or 0) % (length * world_size) == 0]
+        row_len = (dividing or lengths)[0]
         rows = max(math.ceil(SHORT_TOKENS / row_len), (batch or 0) // context)
         rows = world_size * math.ceil(rows / world_size)
-        settings, batch = replace(settings, sequence_len=row_len), settings.total_batch_size or rows * row_len
+        settings, batch = replace(settings, sequence_len=row_len), given or rows * row_len
     if batch is None:
         raise ValueError(f"total_batch_size: got None, expected a number: {base.folder} has none to use")
     scale = base.part("settings").get("lr_scale") if settings.lr_scale is None else settings.lr_scale

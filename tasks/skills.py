@@ -85,7 +85,7 @@ SKILLS = {
         Skill("spelling", "the letters of a word or name of 3 to 8 letters", text_skills.spelling, 8),
         Skill("counting", "the count of a letter in a word, with the calculator", text_skills.counting, 8),
         Skill("arithmetic", "differences, products, quotients and short expressions", sums.arithmetic, 10),
-        Skill("copying", "1 to 3 words, letters or numbers, repeated", text_skills.copying, 18),
+        Skill("copying", "1 to 3 words, letters or numbers, repeated", text_skills.copying, 24),
         Skill("units", "conversions of time, length, weight and money, with the calculator", units.units, 13),
         Skill("addition", "the sum of 2 to 4 numbers, with the calculator", sums.addition, 10),
         Skill("dates", "leap years, with the calculator; trained: weekdays and months", dates.dates, 7),

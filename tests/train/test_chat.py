@@ -61,7 +61,7 @@ def test_short_conversations_have_short_rows_and_the_base_runs_rates():
     assert chosen(44, sequence_len=100, lr_scale=0.5) == (100, 4096, 0.5)
     assert chosen(44, total_batch_size=960) == (48, 960, 1.2)
     assert chosen(116, total_batch_size=2016) == (144, 2016, 1.2)  # 128 does not divide the batch
-    assert chosen(44, total_batch_size=1280, world_size=4) == (64, 1280, 1.2)
+    assert chosen(44, total_batch_size=960, world_size=3) == (64, 960, 1.2)
     assert chosen(44, total_batch_size=50) == (48, 50, 1.2)  # no length does: it is refused later
 
 

@@ -113,3 +113,51 @@ def test_the_study_compares_repeated_lines_with_the_committed_ones():
     assert f"where the committed line says {found[0.3]:.5f}. **At 0.6 it" in text
     assert f": 1.969 and {found[0.6]:.3f}. The loss" in text
     assert min(found, key=found.get) == 0.3
+
+
+def test_the_lead_with_a_stable_backout_follows_from_the_results():
+    def lead(name, loss):
+        lines = (DOCS / "research" / f"{name}.jsonl").read_text("utf-8").splitlines()
+        best = {}
+        for row in map(json.loads, lines):
+            assert row["settings"]["backout_lr"] == 0.002
+            rates = best.setdefault(row["family"], {})
+            rates.setdefault(row["settings"]["lr_scale"], {})[row["seed"]] = row[loss]
+        ours, theirs = (
+            min((by_seed for by_seed in best[place].values() if 1 in by_seed), key=lambda by_seed: by_seed[1])
+            for place in ("successor", "shift")
+        )
+        values = [theirs[seed] - ours[seed] for seed in sorted({*ours} & {*theirs})]
+        return abs(mean(values)), T[len(values)] * stdev(values) / len(values) ** 0.5
+
+    study = " ".join((DOCS / "research" / "study.md").read_text("utf-8").split())
+    readme = " ".join((DOCS.parent / "README.md").read_text("utf-8").split())
+    log = " ".join((DOCS / "research" / "log.md").read_text("utf-8").split())
+    number = r"([\d.]+ ± [\d.]+)"
+    first, second = lead("small-backout", "val_bpb"), lead("small-backout", "confirm_bpb")
+    for text, values in (
+        (re.search(f"Without it the lead is {number} .four seeds", readme), first),
+        (re.search(f"by {number} if July's network is made stable", study), first),
+        (re.search(f"falls from 0.019 ± 0.006 to {number} ", log), first),
+        (re.search(f"at equal FLOPs is {number} .four seeds", study), first),
+        (re.search(f"shard B: {number}", study), second),
+        (re.search(f"the lead is then {number} .four seeds", study), lead("docstrings-backout", "val_bpb")),
+    ):
+        assert_printed(text[1], values)
+
+
+def test_attentions_groups_on_docstrings_are_those_of_the_results():
+    rows = [json.loads(line) for line in (DOCS / "research" / "docstrings.jsonl").read_text("utf-8").splitlines()]
+    found = {
+        (row["family"], row["settings"]["lr_scale"], row["seed"]): row["val_bpb"]
+        for row in rows
+        if row["size"] == "flops"
+    }
+    text = " ".join((DOCS / "research" / "study.md").read_text("utf-8").split())
+    good, bad, lead = re.search(
+        "it ends at ([\\d.]+ and [\\d.]+), with seeds 1 and 3 the first one, and it ends at ([\\d.]+ and [\\d.]+). "
+        ".*? the lead is ([\\d.]+ and [\\d.]+)", text
+    ).groups()  # fmt: skip
+    assert_printed(good, [found["shift", 0.15, seed] for seed in (2, 4)])
+    assert_printed(bad, [found["shift", 0.15, seed] for seed in (1, 3)])
+    assert_printed(lead, [found["shift", 0.15, seed] - found["successor", 0.3, seed] for seed in (2, 4)])

@@ -138,7 +138,7 @@ def test_the_lead_with_a_stable_backout_follows_from_the_results():
     for text, values in (
         (re.search(f"Without it the lead is {number} .four seeds", readme), first),
         (re.search(f"by {number} if July's network is made stable", study), first),
-        (re.search(f"falls from 0.019 ± 0.006 to {number} ", log), first),
+        (re.search(f"0.7 M parameters is {number}, where the same four", log), first),
         (re.search(f"at equal FLOPs is {number} .four seeds", study), first),
         (re.search(f"shard B: {number}", study), second),
         (re.search(f"the lead is then {number} .four seeds", study), lead("docstrings-backout", "val_bpb")),

@@ -79,8 +79,8 @@ def test_a_training_reads_every_flag_that_it_accepts(base, flags, read):
     one = [*common, "--num-iterations", "1"]
     tune = ["--base", "tiny", "--data", str(talk), "--total-batch-size", "64", "--compile", "off"]
     small = "--base tiny-chat --questions 1 --samples 2 --max-tokens 2 --eval-items 1 --eval-samples 1".split()
-    # Read only on a GPU, at a batch that is not finite, and with --core-every.
-    rare = {"allow_torch", "skip_bad_batches"}
+    # Read only on a GPU, at a batch that is not finite, by July's network, and with --core-every.
+    rare = {"allow_torch", "skip_bad_batches", "backout_lr"}
     for script, kind, runs, unread in (
         (base_train, TrainSettings, [[*flags, *one, "--sequence-len", "64", "--run", "tiny"]], rare | {"eval_bundle"}),
         (chat_sft, ChatSettings, [[*tune, *one], [*tune, *common, "--dry-run"]], rare),

@@ -109,7 +109,7 @@ def arithmetic(rng: random.Random) -> Item:
 
 
 def division_by_zero(rng: random.Random) -> Item:
-    """A division that the calculator refuses, and then the model. So a zero needs no attention before the call."""
+    """A call without a result, and then a refusal. So the model need not look for a zero before it calls."""
     return _chain(rng, "/", QUOTIENT, [number(rng), "0"])
 
 

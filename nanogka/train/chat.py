@@ -126,7 +126,7 @@ def with_defaults(
     if settings.sequence_len is None and longest <= SHORT_SHARE * context:
         # A row has one token less than the conversation, whose last token is only a target. Rounded up to 16.
         lengths = range(16 * math.ceil((longest - 1) / 16), context + 1, 16)
-        dividing = [length for length in lengths if (given or 0) % (length * world_size) == 0]
+        dividing = [length for length in lengths if given is None or given % (length * world_size) == 0]
         row_len = (dividing or lengths)[0]
         rows = max(math.ceil(SHORT_TOKENS / row_len), (batch or 0) // context)
         rows = world_size * math.ceil(rows / world_size)

@@ -306,7 +306,7 @@ class GPT(nn.Module):
         """Cache `ids` (B, T), −1 for padding after a row's tokens."""
         self.hidden(ids, cache, prefill_only=True)
 
-    def new_cache(self, batch: int = 1, capacity: int | None = None) -> KVCache:
+    def new_cache(self, batch: int, capacity: int | None = None) -> KVCache:
         """An empty decode cache for `batch` rows of at most `capacity` positions (default: the context)."""
         windows = [block.mixer.window for block in self.blocks]
         return KVCache(windows, batch, self.config.sequence_len if capacity is None else capacity)

@@ -12,8 +12,10 @@ from rank_worlds import run_training
 from world import make_text, make_tokenizer
 
 from nanogka.common.digest import digest_of_code
+from nanogka.common.errors import Errors
 from nanogka.data import open_corpus
 from nanogka.evaluate import core
+from nanogka.evaluate.settings import EvalSettings
 from nanogka.model import GPT, GPTConfig
 from nanogka.runs import read_config, write_config
 from nanogka.tokenizer import Tokenizer
@@ -240,6 +242,15 @@ def test_a_stopped_evaluation_continues_with_the_first_unfinished_task(
     document, _ = measure(*flags)
     assert (set(scored), document["complete"]) == ({"copa"}, True)
     assert [task["name"] for task in document["tasks"]] == ["true_continuation", "last_word", "mine", "copa"]
+
+
+@pytest.mark.parametrize(
+    "model,parts,refused",
+    [("", "sample,tasks,core,bpb", 0), ("", "sample", 0), ("", "bpb,page", 1), ("hf", "core,tasks", 0), ("hf", "bpb", 1)],
+)
+def test_any_of_the_parts_that_a_model_has_can_be_named_all_included(model, parts, refused):
+    EvalSettings(hf_path=model, eval=parts).check(errors := Errors())
+    assert len(errors.lines) == refused
 
 
 def test_flags_that_exclude_each_other_are_refused(evaluate, tmp_path, monkeypatch):

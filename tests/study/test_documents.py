@@ -116,34 +116,52 @@ def test_the_study_compares_repeated_lines_with_the_committed_ones():
 
 
 def test_the_lead_with_a_stable_backout_follows_from_the_results():
-    def lead(name, loss):
-        lines = (DOCS / "research" / f"{name}.jsonl").read_text("utf-8").splitlines()
-        best = {}
-        for row in map(json.loads, lines):
-            assert row["settings"]["backout_lr"] == 0.002
-            rates = best.setdefault(row["family"], {})
+    def losses(name, loss, backout_lr):
+        """The losses at the rate that is best with seed 1, by size, family and seed."""
+        found = {}
+        for row in map(json.loads, (DOCS / "research" / f"{name}.jsonl").read_text("utf-8").splitlines()):
+            assert row["settings"].get("backout_lr", 0.2) == backout_lr
+            rates = found.setdefault((row["size"], row["family"]), {})
             rates.setdefault(row["settings"]["lr_scale"], {})[row["seed"]] = row[loss]
-        ours, theirs = (
-            min((by_seed for by_seed in best[place].values() if 1 in by_seed), key=lambda by_seed: by_seed[1])
-            for place in ("successor", "shift")
-        )
-        values = [theirs[seed] - ours[seed] for seed in sorted({*ours} & {*theirs})]
+        return {place: min(rates.values(), key=lambda by_seed: by_seed.get(1, 9)) for place, rates in found.items()}
+
+    def lead(found, size="flops"):
+        ours, theirs = found["flops", "successor"], found[size, "shift"]
+        return [theirs[seed] - ours[seed] for seed in sorted({*ours} & {*theirs})]
+
+    def interval(values):
         return abs(mean(values)), T[len(values)] * stdev(values) / len(values) ** 0.5
 
     study = " ".join((DOCS / "research" / "study.md").read_text("utf-8").split())
     readme = " ".join((DOCS.parent / "README.md").read_text("utf-8").split())
     log = " ".join((DOCS / "research" / "log.md").read_text("utf-8").split())
     number = r"([\d.]+ ± [\d.]+)"
-    first, second = lead("small-backout", "val_bpb"), lead("small-backout", "confirm_bpb")
+    stable, before = losses("small-backout", "val_bpb", 0.002), losses("small", "val_bpb", 0.2)
+    first, second = lead(stable), lead(losses("small-backout", "confirm_bpb", 0.002))
+    assert (len(first), len(second), len(lead(stable, "own"))) == (6, 6, 3)
+    assert all(value > 0 for value in first)
+    assert all(value < 0 for value in lead(stable, "own"))
+    change = [old - new for old, new in zip(lead(before), first, strict=True)]
+    gains = [before["flops", "shift"][seed] - loss for seed, loss in stable["flops", "shift"].items()]
+    assert [f"{gain:.3f}" for gain in sorted(gains)[-2:]] == ["0.011", "0.014"]
+    assert sorted(gains)[-3] < 0.0025
+    docstrings = lead(losses("docstrings-backout", "val_bpb", 0.002))
     for text, values in (
-        (re.search(f"Without it the lead is {number} .four seeds", readme), first),
+        (re.search(f"Without it the lead is {number} .six seeds", readme), first),
+        (re.search(f"attention is ahead by {number} .three", readme), lead(stable, "own")),
         (re.search(f"by {number} if July's network is made stable", study), first),
-        (re.search(f"0.7 M parameters is {number}, where the same four", log), first),
-        (re.search(f"at equal FLOPs is {number} .four seeds", study), first),
+        (re.search(f"and by {number} in the stable network", study), lead(stable, "own")),
+        (re.search(f"0.7 M parameters is {number}, where the same six", log), first),
+        (re.search(f"where the same six seeds had {number}", log), lead(before)),
+        (re.search(f"parameter it is behind by {number} .three", log), lead(stable, "own")),
+        (re.search(f"at equal FLOPs is {number} .six seeds", study), first),
         (re.search(f"shard B: {number}", study), second),
-        (re.search(f"the lead is then {number} .four seeds", study), lead("docstrings-backout", "val_bpb")),
+        (re.search(f"less by {number} than with these seeds", study), change),
+        (re.search(f"the lead at equal tokens is {number},", study), lead(stable, "tokens")),
+        (re.search(f"`successor` is behind by {number}.., for 1.47", study), lead(stable, "own")),
+        (re.search(f"the lead is then {number} .four seeds", study), docstrings),
     ):
-        assert_printed(text[1], values)
+        assert_printed(text[1], interval(values))
 
 
 def test_attentions_groups_on_docstrings_are_those_of_the_results():

@@ -88,6 +88,13 @@ def test_too_little_text_for_choices_is_a_clear_error(texts, found):
         true_continuation(texts)
 
 
+@pytest.mark.parametrize("letters,found", [(1121, 1), (1120, 0)])
+def test_a_text_has_a_passage_if_its_longest_context_and_continuation_fit(letters, found):
+    """900 characters of context, a space, and 220 more to find the end of a word."""
+    text = ("word " * 225)[:letters]
+    assert len(passages._passages([text], random.Random(0), lambda passage: True)) == found
+
+
 def test_the_items_are_those_of_the_documents_scores():
     """A score is comparable with earlier ones only if all of these stay."""
     assert (passages.CONTEXT_CHARS, passages.CONTINUATION_CHARS, passages.CHOICES) == ((500, 900), (120, 200), 4)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,8 +27,10 @@ from nanogka.train.settings import TrainSettings
 
 def test_a_run_leaves_configuration_metrics_and_a_model_that_loads(base, flags, capsys):
     assert train(*flags, "--run", "a") == 0
-    assert "evaluate: python -m scripts.base_eval --run a" in capsys.readouterr().out
     folder = base / "runs" / "a"
+    said = capsys.readouterr().out.splitlines()
+    assert f"done: {folder}" in said
+    assert said[said.index(f"done: {folder}") + 1].startswith("evaluate: python -m scripts.base_eval --run a")
     assert [line["step"] for line in trace(folder, "train")] == list(range(1, 13))
     assert [line["step"] for line in trace(folder, "eval")] == [0, 5, 10, 12]
     bpb = [line["val_bpb"] for line in trace(folder, "eval")]
@@ -125,6 +128,28 @@ def test_kernels_are_tried_before_compiling_and_a_broken_one_stops_the_run(base,
     assert train(*words, "--allow-torch") == 0
     assert calls[:2] == ["select", "compile"]
     assert select(torch.device("cpu"), torch.float32) == {}  # nothing to try on a CPU
+
+
+@pytest.mark.parametrize(
+    "wanted,flops,found",
+    [
+        ("auto", 3e13, (False, "no compiler")),
+        ("auto", 1e13, (False, "the run is too short for it to pay")),
+        ("off", 3e13, (False, "--compile off")),
+        (None, 3e13, (False, "batches have many shapes")),
+        ("on", 1e13, "compile: got 'on', but no compiler"),
+    ],
+    ids=["auto", "short", "off", "never", "on"],
+)
+def test_only_a_run_that_must_compile_stops_where_that_is_impossible(monkeypatch, wanted, flops, found):
+    monkeypatch.setattr(plan_module, "can_compile", lambda device: (False, "no compiler"))
+    decide = partial(plan_module.decide_compile, wanted, torch.device("cpu"), SimpleNamespace(flops=flops))
+    if isinstance(found, str):
+        with pytest.raises(ValueError, match=f"^{found}$"):
+            decide()
+        assert decide(probe=False) == (True, "not tried in a dry run")
+    else:
+        assert decide() == found
 
 
 def test_a_profile_of_some_steps_is_kept(base, flags, capsys):

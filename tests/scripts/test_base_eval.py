@@ -246,7 +246,13 @@ def test_a_stopped_evaluation_continues_with_the_first_unfinished_task(
 
 @pytest.mark.parametrize(
     "model,parts,refused",
-    [("", "sample,tasks,core,bpb", 0), ("", "sample", 0), ("", "bpb,page", 1), ("hf", "core,tasks", 0), ("hf", "bpb", 1)],
+    [
+        ("", "sample,tasks,core,bpb", 0),
+        ("", "sample", 0),
+        ("", "bpb,page", 1),
+        ("hf", "core,tasks", 0),
+        ("hf", "bpb", 1),
+    ],
 )
 def test_any_of_the_parts_that_a_model_has_can_be_named_all_included(model, parts, refused):
     EvalSettings(hf_path=model, eval=parts).check(errors := Errors())

@@ -234,7 +234,12 @@ def test_writing_can_be_stopped(tmp_path, browser, show):
         const sent = worker.postMessage.bind(worker), piece = receive.piece;
         worker.postMessage = (message) => sent(message.type === "write" ? { ...message, most: 4000 } : message);
         $("temperature").value = 0;
-        receive.piece = (values) => { receive.piece = piece; piece(values); label = $("write").textContent; $("write").click(); };
+        receive.piece = (values) => {
+            receive.piece = piece;
+            piece(values);
+            label = $("write").textContent;
+            $("write").click();
+        };
     })()""")
     browser.mouse("click", "#write")
     wait(browser)

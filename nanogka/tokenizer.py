@@ -43,6 +43,7 @@ SPECIAL_TOKENS = (
 )
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 ALIGNMENT = 64  # matrix products with the head are slower on GPUs for a vocabulary that is not a multiple of it
+SHORT_TEXT = 200  # characters; a shorter text is encoded before a thread could take it over
 DERIVED_META = ("vocab_size", "special_tokens", "fingerprint")  # entries of meta.json that are not in `Tokenizer.meta`
 
 # The pieces of text, after GPT-4's pattern. Two things are spelled so that Oniguruma (tokenizers) and fancy-regex
@@ -158,9 +159,10 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str], num_threads: int | None = None) -> list[list[int]]:
         """The ids of each text, encoded by `num_threads` threads (default: one per core, at most 8)."""
-        for text in texts:
-            check_text(text)
-        return self._encoding.encode_ordinary_batch(list(texts), num_threads=num_threads or min(8, os.cpu_count() or 1))
+        texts = [check_text(text) for text in texts]
+        if sum(map(len, texts)) < SHORT_TEXT * len(texts):
+            return [self._encoding.encode_ordinary(text) for text in texts]
+        return self._encoding.encode_ordinary_batch(texts, num_threads=num_threads or min(8, os.cpu_count() or 1))
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes of `ids`. A special token gives its name. A character may be cut at either end."""

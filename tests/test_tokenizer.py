@@ -11,7 +11,7 @@ import pytest
 import tiktoken
 import tokenizers
 
-from nanogka.tokenizer import BOS, MIN_VOCAB_SIZE, SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer
+from nanogka.tokenizer import BOS, MIN_VOCAB_SIZE, SHORT_TEXT, SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer
 from scripts.tok_eval import SAMPLES
 
 CONTRACTIONS = "The quick brown fox can't jump, we'll see; they've said HE'S 12345 years old.\n\n\t\tEnd  "
@@ -84,6 +84,9 @@ def test_both_libraries_and_a_naive_encoder_agree_and_text_survives(tokenizer):
         assert ids == [i for piece in pieces_of(text) for i in naive_bpe(piece.encode(), ranks)], repr(text)
         assert tokenizer.decode(ids) == text == tokenizer.decode_bytes(ids).decode()
         assert hf.decode(ids) == text
+    long = [" ".join(texts[first : first + 60]) for first in range(0, len(texts), 60)]
+    assert sum(map(len, long)) > SHORT_TEXT * len(long)  # these go to threads
+    assert tokenizer.encode_batch(long, num_threads=2) == [tokenizer.encode(text) for text in long]
 
 
 @pytest.mark.parametrize("seed", range(2))

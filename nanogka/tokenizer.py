@@ -158,7 +158,7 @@ class Tokenizer:
         return self._encoding.encode_ordinary(check_text(text))
 
     def encode_batch(self, texts: Sequence[str], num_threads: int | None = None) -> list[list[int]]:
-        """The ids of each text, encoded by `num_threads` threads (default: one per core, at most 8)."""
+        """The ids of each text. Long texts are shared by `num_threads` threads (default: one per core, at most 8)."""
         texts = [check_text(text) for text in texts]
         if sum(map(len, texts)) < SHORT_TEXT * len(texts):
             return [self._encoding.encode_ordinary(text) for text in texts]

@@ -59,7 +59,10 @@ SLOW_IMPORTS += ("hypothesis", "safetensors.torch", "matplotlib.pyplot", "pydant
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault: in `file`, the only occurrence of `old` becomes `new`, and `test` (a pytest argument) must fail."""
+    """A fault: in `file`, the only occurrence of `old` becomes `new`, and `test` (a pytest argument) must fail.
+
+    In a document, a blank of `old` is also a line break: a paragraph may be wrapped anew, and the fault stays.
+    """
 
     file: str
     old: str
@@ -74,15 +77,22 @@ class Mutant:
             return f"{self.file}, {self.test}: expected two files"
         if name and not re.search(rf"def {re.escape(name.partition('[')[0])}\b", (root / test).read_text("utf-8")):
             return f"{test}: got no test {name}"
-        places = path.read_text(encoding="utf-8").count(self.old)
+        places = len(re.findall(self._pattern, path.read_text(encoding="utf-8")))
         return f"{self.file}: got {places} places with {self.old!r}, expected one" if places != 1 else None
 
     def apply(self, root: Path) -> str:
         """Write the mutated file below `root` and return its text before."""
         path = root / self.file
         text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
+        path.write_text(re.sub(self._pattern, lambda _: self.new, text), encoding="utf-8")
         return text
+
+    @property
+    def _pattern(self) -> str:
+        """A regular expression for `old`."""
+        if not self.file.endswith(".md"):
+            return re.escape(self.old)
+        return r"\s+".join(re.escape(word) for word in self.old.split(" "))
 
 
 def read_mutants(path: Path = ROOT / "tests" / "faults.txt") -> list[Mutant]:

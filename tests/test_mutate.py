@@ -41,6 +41,17 @@ def test_a_stale_fault_is_named(tmp_path):
     assert "expected two files" in fault("b.py", "+ 1", "+ 2", "t.py")
 
 
+def test_a_fault_of_a_document_stays_if_a_paragraph_is_wrapped_anew(tmp_path):
+    (tmp_path / "t.py").write_text("")
+    for file, places in (("a.md", 1), ("a.py", 0)):
+        (tmp_path / file).write_text("It spends 1.47\nand 2 times.\n")
+        mutant = mutate.Mutant(file, "1.47 and 2", r"1.47 and \1", "t.py")
+        assert (mutant.fault(tmp_path) is None) is bool(places)
+        mutant.apply(tmp_path)
+        changed = "It spends 1.47 and \\1 times.\n"
+        assert (tmp_path / file).read_text() == (changed if places else "It spends 1.47\nand 2 times.\n")
+
+
 CASES = {  # of a test's body and the exception that the heading declares
     ("pass", ""): "survived",
     ("pytest.skip()", ""): "survived",

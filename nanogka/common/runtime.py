@@ -144,6 +144,9 @@ def pick_device_and_dtype(
     return chosen, errors.capture(lambda: pick_dtype(dtype, chosen or torch.device("cpu"), decode))
 
 
+VECTOR_BITS = {"AVX512": 512, "AVX2": 256, "SVE256": 256}  # of the capabilities that torch names
+
+
 def can_compile(device: torch.device) -> tuple[bool, str]:
     """Try `torch.compile` on `device` with a small function. Returns whether it works, and the reason."""
     if device.type == "mps":
@@ -153,13 +156,17 @@ def can_compile(device: torch.device) -> tuple[bool, str]:
         return (x * 2 + 1).relu()
 
     try:
-        from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes seconds
+        import torch._inductor.config as compiler  # takes seconds, as the next line does
+        from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
         # The compiler unpickles files of this folder, which anybody could create under /tmp.
         cache = Path(default_cache_dir())
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         if cache.is_symlink() or cache.stat().st_uid != os.geteuid():
             return False, f"{cache}, where torch.compile keeps its work, is a link or another user's"
+        # Its key has the compiler's settings but not the CPU. A CPU with narrower vectors would run a graph for wider
+        # ones, from a folder that both share, and write past its buffers. So the width becomes a setting.
+        compiler.cpp.simdlen = VECTOR_BITS.get(torch.backends.cpu.get_cpu_capability())
         torch.compile(probe)(torch.ones(8, device=device))
     except Exception as error:  # the compiler's failures (no C++ compiler, say) have no common type
         return False, f"torch.compile does not work here: {first_line(error)[:120]}"

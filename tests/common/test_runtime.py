@@ -1,9 +1,13 @@
 """Device, dtype and folders."""
 
+import os
+import subprocess
+import sys
 import tempfile
 
 import pytest
 import torch
+import torch._inductor.config as compiler
 
 from nanogka.common.runtime import can_compile, pick_device, pick_dtype
 
@@ -72,3 +76,35 @@ def test_nothing_is_compiled_from_a_folder_that_somebody_else_can_fill(monkeypat
     able, reason = can_compile(torch.device("cpu"))
     assert not able
     assert f"{folder}, where torch.compile keeps its work, is a link or another user's" in reason
+
+
+def test_the_key_of_the_compilers_cache_has_the_width_of_the_vectors(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(compiler.cpp, "simdlen", None)  # restored after the test
+    keys = []
+    for capability in ("AVX512", "AVX2", "DEFAULT", "AVX512"):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)  # noqa: B023
+        assert can_compile(torch.device("cpu"))[0]
+        keys.append(compiler.save_config_portable())  # what torch hashes
+    assert keys[0] == keys[3] != keys[1] != keys[2] != keys[0]
+
+
+COMPILES = """
+import torch
+from nanogka.common.runtime import can_compile
+assert can_compile(torch.device("cpu"))[0]
+def double(ids):
+    return torch.where(ids > 3, ids * 2, ids - 1).to(torch.int64)
+ids = torch.arange(1003, dtype=torch.int32)
+print(torch.equal(torch.compile(double)(ids), double(ids)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="a CPU with AVX-512")
+@pytest.mark.parametrize("order", [("avx512", "avx2"), ("avx2", "avx512")])
+def test_cpus_with_other_vectors_share_a_cache(order, tmp_path):
+    for capability in order:
+        env = {**os.environ, "ATEN_CPU_CAPABILITY": capability, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+        run = subprocess.run([sys.executable, "-c", COMPILES], env=env, capture_output=True, text=True)
+        assert run.stdout == "True\n", run.stderr

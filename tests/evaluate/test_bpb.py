@@ -56,6 +56,14 @@ def test_hand_computation_with_special_and_ignored_targets():
     assert measured.value == pytest.approx(nats / (math.log(2) * 10))
 
 
+def test_bits_per_byte_need_text_and_add_up():
+    one = BitsPerByte(3 * math.log(2), bytes=1, tokens=2)
+    assert one.value == pytest.approx(3)
+    assert one + BitsPerByte(0.25, bytes=4, tokens=3) == BitsPerByte(3 * math.log(2) + 0.25, bytes=5, tokens=5)
+    with pytest.raises(ValueError, match="the batches hold no text"):
+        BitsPerByte(0.0, bytes=0, tokens=0).value  # noqa: B018
+
+
 def test_the_chat_loss_is_of_the_tokens_that_the_assistant_writes():
     model, rng = FakeModel(), np.random.default_rng(0)
     rows = rng.integers(0, VOCAB_SIZE, (7, 13)) | rng.integers(0, 2, (7, 13)) * int(LOSS_BIT)

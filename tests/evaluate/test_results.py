@@ -6,7 +6,15 @@ import math
 import pytest
 
 from nanogka.evaluate.intervals import share_interval
-from nanogka.evaluate.results import PAPER_TASKS, TaskResult, format_table, mean_centered, write_json
+from nanogka.evaluate.results import (
+    PAPER_MEAN,
+    PAPER_SCORES,
+    PAPER_TASKS,
+    TaskResult,
+    format_table,
+    mean_centered,
+    write_json,
+)
 
 
 def result(name, correct=50, items=100, chance=0.25, **counts):
@@ -45,6 +53,13 @@ def test_the_table_shows_scores_means_and_notes():
     assert {"mean of the paper's six 0.3333", "CORE 0.3333"} <= set(lines)
     assert [line[:7] for line in lines[-2:]] == ["mine: 3", "mine: 1"]
     assert "CORE" not in format_table(results, (*PAPER_TASKS, "absent"))
+
+
+def test_the_papers_means_are_those_of_its_scores():
+    for column, of_paper in enumerate(PAPER_MEAN):
+        scores = [pair[column] for pair in PAPER_SCORES.values()]
+        assert len(scores) == 6
+        assert round(sum(scores) / 6, 4) == of_paper
 
 
 def test_a_results_file_has_lists_of_numbers_in_one_line_and_keeps_texts(tmp_path):

@@ -7,6 +7,18 @@ import pytest
 from nanogka.model import MIXERS, GPTConfig, attention_name, mixer_pattern
 
 
+def test_what_a_mixer_is_without_a_flag():
+    """Checkpoints and studies name only what differs from these, so another default would change what they mean."""
+    off = {"qk_affine": False, "short_conv": 0, "successor_keys": False, "learned_temperature": False}
+    assert {name: {key: option.default for key, option in mixer.options.items()} for name, mixer in MIXERS.items()} == {
+        "gaussian": {},
+        "successor": {"successor_keys": True, "qk_affine": True, "value_embeddings": True},
+        "dot_product": off | {"value_embeddings": True},
+        "value_less": off | {"value_embeddings": False},
+        "mixture": {"mixture_components": 64, "mixture_routing": "projected", "mixture_routing_dim": None},
+    }
+
+
 @pytest.mark.parametrize("depth,width,heads", [(1, 128, 1), (3, 256, 2), (20, 1280, 10)])
 def test_width_is_64_a_layer_in_whole_heads_of_128(depth, width, heads):
     config = GPTConfig.from_depth(depth)

@@ -78,6 +78,7 @@ def test_the_headline_names_no_best_family_at_a_budget_that_one_family_has(tmp_p
 def test_a_size_has_a_row_per_family_a_dot_per_seed_and_a_mark_at_the_mean_of_several(tmp_path, saved):
     report.plot_sizes(summary_of(tmp_path), tmp_path / "sizes.png")
     b, a, c, d = saved["sizes.png"].axes
+    assert saved["sizes.png"].get_size_inches()[1] == pytest.approx(1 + 4 * 0.8 + 7 * 0.3)  # 7 rows in 4 panels
     assert [axes.get_title(loc="left") for axes in (b, a, c)] == ["b: depth 2", "a: depth 2", "c: depth 3"]
     assert [text.get_text() for text in a.get_yticklabels()] == ["gka", "dot product", "mixed"]
     assert (a.get_ylim(), d.get_ylim()) == ((2.5, -0.5), (0.5, -0.5))

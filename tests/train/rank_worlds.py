@@ -26,7 +26,10 @@ def run_ranks(world_size, function, *args):
 
 
 def run_training(world_size, words, base, patch=None, script="base_train"):
-    """`scripts.base_train` (or another) on every rank, after `patch()`; returns (exit code, stderr) of each."""
+    """`scripts.base_train` (or another) on every rank, after `patch()`; returns (exit code, stderr) of each.
+
+    What a rank writes to stdout is in the file rank0.out of the base folder, and so on.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
@@ -64,9 +67,11 @@ def _train(ranks, script, words, environment, patch):
     module = importlib.import_module(f"scripts.{script}")
     if patch is not None:
         patch()
-    with tempfile.TemporaryFile("w+") as stderr:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    stdout = os.path.join(environment["NANOGKA_BASE_DIR"], f"rank{ranks.rank}.out")
+    with open(stdout, "wb") as printed, tempfile.TemporaryFile("w+") as stderr:
+        os.dup2(printed.fileno(), 1)
         os.dup2(stderr.fileno(), 2)
         code = module.main(words)
+        sys.stdout.flush()
         stderr.seek(0)
         return code, stderr.read()

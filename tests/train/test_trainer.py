@@ -22,6 +22,7 @@ from nanogka.model import GPT
 from nanogka.runs import load_run
 from nanogka.train import plan as plan_module
 from nanogka.train import pretraining
+from nanogka.train.profile import profiled
 from nanogka.train.settings import TrainSettings
 
 
@@ -94,6 +95,8 @@ def test_one_rank_and_two_give_the_same_losses_and_resume_each_others_checkpoint
     assert [code for code, _ in ended] == [130, 130]
     interrupted(12, *common, "--run", "parts")
     assert [code for code, _ in run_training(2, [*common, "--run", "parts"], base)] == [0, 0]
+    assert f"\ndone: {base / 'runs' / 'parts'}\n" in (base / "rank0.out").read_text()
+    assert (base / "rank1.out").read_text() == ""
     whole, parts = losses(base / "runs" / "whole"), losses(base / "runs" / "parts")
     assert len(whole) == 20
     assert whole[-1] < whole[0] - 1  # it did learn
@@ -158,6 +161,15 @@ def test_a_profile_of_some_steps_is_kept(base, flags, capsys):
     names = [event.get("name", "") for event in json.loads(gzip.decompress(trace_file.read_bytes()))["traceEvents"]]
     assert len([name for name in names if re.fullmatch(r"ProfilerStep#\d+", name)]) == 2
     assert "aten::mm" in names
+
+
+def test_a_profile_begins_after_three_steps_that_fill_caches(tmp_path):
+    path, said = tmp_path / "profile" / "rank0.json.gz", []
+    with profiled(2, path, False, said.append) as next_step:
+        for step in range(1, 7):
+            next_step()
+            assert path.exists() is (step >= 5)
+    assert said == [f"profile of 2 steps: {path}"]
 
 
 def test_samples_are_shown_and_logged_and_change_no_loss(base, finished, short, capsys):

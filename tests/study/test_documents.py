@@ -125,8 +125,8 @@ def test_the_lead_with_a_stable_backout_follows_from_the_results():
             rates.setdefault(row["settings"]["lr_scale"], {})[row["seed"]] = row[loss]
         return {place: min(rates.values(), key=lambda by_seed: by_seed.get(1, 9)) for place, rates in found.items()}
 
-    def lead(found, size="flops"):
-        ours, theirs = found["flops", "successor"], found[size, "shift"]
+    def lead(found, size="flops", equal="flops"):
+        ours, theirs = found[equal, "successor"], found[size, "shift"]
         return [theirs[seed] - ours[seed] for seed in sorted({*ours} & {*theirs})]
 
     def interval(values):
@@ -146,6 +146,15 @@ def test_the_lead_with_a_stable_backout_follows_from_the_results():
     assert [f"{gain:.3f}" for gain in sorted(gains)[-2:]] == ["0.011", "0.014"]
     assert sorted(gains)[-3] < 0.0025
     docstrings = lead(losses("docstrings-backout", "val_bpb", 0.002))
+    second_size = [
+        lead(losses(name, loss, rate), "one", "one")[:3]
+        for name, loss, rate in (
+            ("depth2-backout", "val_bpb", 0.002),
+            ("depth2-backout", "confirm_bpb", 0.002),
+            ("depth2", "val_bpb", 0.2),
+        )
+    ]
+    assert [len(values) for values in second_size] == [3, 3, 3]
     for text, values in (
         (re.search(f"Without it the lead is {number} .six seeds", readme), first),
         (re.search(f"attention is ahead by {number} .three", readme), lead(stable, "own")),
@@ -160,6 +169,9 @@ def test_the_lead_with_a_stable_backout_follows_from_the_results():
         (re.search(f"the lead at equal tokens is {number},", study), lead(stable, "tokens")),
         (re.search(f"`successor` is behind by {number}.., for 1.47", study), lead(stable, "own")),
         (re.search(f"the lead is then {number} .four seeds", study), docstrings),
+        (re.search(f"hardly changes: it is {number} .three seeds", study), second_size[0]),
+        (re.search(f"three seeds; shard B: {number}., and was", study), second_size[1]),
+        (re.search(f"and was {number} with the same seeds", study), second_size[2]),
     ):
         assert_printed(text[1], interval(values))
 

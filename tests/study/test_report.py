@@ -95,7 +95,10 @@ def test_rows_that_were_edited_by_hand_are_disclosed(grid, tmp_path):
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("july", "depth2")]
 
 
-@pytest.mark.parametrize("name", ["small", "small-backout", "docstrings", "docstrings-backout", "recipe", *SLOW])
+QUICK = ("small", "small-backout", "depth2-backout", "docstrings", "docstrings-backout", "recipe")
+
+
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
 def test_the_reports_in_the_documents_follow_from_their_results(name, tmp_path, monkeypatch):
     for figure in ("plot_leads", "plot_sizes", "plot_lines"):
         monkeypatch.setattr(report_module, figure, lambda *arguments, **options: None)

@@ -65,6 +65,11 @@ MAP_STYLE = STYLE | {  # for matrices: a frame, no grid, smaller text
 }
 
 
+def wrap_title(title: str, width: float) -> str:
+    """Break a title into lines that fit a figure of this width in inches."""
+    return textwrap.fill(title, int(9.7 * width))
+
+
 def new_figure(width: float, height: float, title: str, note: str = "") -> Figure:
     """Create a figure of this size in inches, with a title at the top left and a note at the bottom left.
 
@@ -72,7 +77,7 @@ def new_figure(width: float, height: float, title: str, note: str = "") -> Figur
     """
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(textwrap.fill(title, int(9.7 * width)), x=0.01, ha="left")
+    figure.suptitle(wrap_title(title, width), x=0.01, ha="left")
     if note:
         figure.supxlabel(textwrap.fill(note, int(15 * width)), x=0.01, ha="left", fontsize="small", alpha=0.8)
     return figure

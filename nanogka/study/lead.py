@@ -24,7 +24,7 @@ from matplotlib import rc_context
 from matplotlib.lines import Line2D
 
 from nanogka.common.formatting import markdown_table
-from nanogka.plots.style import DARK_STYLE, DASHED, GREY, STYLE, cost_axis, new_figure, on_dark, save
+from nanogka.plots.style import DARK_STYLE, DASHED, GREY, STYLE, cost_axis, new_figure, on_dark, save, wrap_title
 from nanogka.study.summary import (
     LOSSES,
     OVER_DOCUMENTS,
@@ -175,7 +175,8 @@ def plot_leads(summaries: list[Summary], path: Path, style: dict = STYLE) -> Pat
             "One dot per seed; a bar is the 95 % interval of the mean of three or more seeds. Lines join means. "
             "A thin line leads to the tokens per parameter of attention."
         )
-        figure = new_figure(2.8 * len(axes_shown), 5.0, "", note)
+        width = max(2.8 * len(axes_shown), 5.6)  # the names of the families need some, even with one panel
+        figure = new_figure(width, 5.0, "", note)
         panels = figure.subplots(1, len(axes_shown), sharex=True, sharey=True, squeeze=False)[0]
         handles: dict[str, Line2D] = {}
         for _, leads in drawn:
@@ -202,6 +203,7 @@ def plot_leads(summaries: list[Summary], path: Path, style: dict = STYLE) -> Pat
         panels[0].set_ylabel(f"difference in bits per byte, {grid.val_name}")
         # The title is the legend's, because the layout makes room for one thing above the panels.
         bold = {"weight": STYLE["figure.titleweight"], "size": STYLE["figure.titlesize"]}
-        legend = {"title": title, "title_fontproperties": bold, "alignment": "left", "ncols": 2, "fontsize": "small"}
+        legend = {"title": wrap_title(title, width), "title_fontproperties": bold, "alignment": "left"}
+        legend |= {"ncols": 2 if width > 8 else 1, "fontsize": "small"}
         figure.legend(handles=list(handles.values()), loc="outside upper left", **legend)
     return save(figure, path, style=style)

@@ -1,7 +1,8 @@
-"""The figures of a study show its numbers. They are read from the axes, and no figure is rendered."""
+"""The figures of a study show its numbers. They are read from the axes, and hardly any figure is rendered."""
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from study_fakes import grid_with, row
 
 from nanogka.study.plan import Results
@@ -110,6 +111,27 @@ def test_lines_join_the_means_of_one_family_and_depth_over_its_budgets(tmp_path,
     assert saved["tokens.png"].get_suptitle() == "Bits per byte against tokens per parameter"
     summary.sound = summary.sound[summary.sound["size"] == "a"]
     assert report.plot_lines(summary, "flops", tmp_path / "none.png") is None
+
+
+def test_no_text_of_a_figure_is_cut_even_with_one_panel_and_long_names(tmp_path, saved):
+    families = {
+        "attention": {"flags": {"attention": "dot_product"}, "label": "attention, shifted keys, scales, temperature"},
+        "gka": {"flags": {"attention": "gaussian"}, "label": "successor with another long name"},
+    }
+    summary = summary_of(
+        tmp_path, {name: {**family, "sizes": ["a"]} for name, family in families.items()}, subject="gka"
+    )
+    lead.plot_leads([summary], tmp_path / "lead.png")
+    report.plot_sizes(summary, tmp_path / "sizes.png")
+    assert [len(saved[name].axes) for name in ("lead.png", "sizes.png")] == [1, 1]
+    for name, figure in saved.items():
+        figure.canvas.draw()
+        (axes,) = figure.axes
+        ticks = [*axes.get_xticklabels(which="both"), *axes.get_yticklabels(which="both")]  # some are not drawn
+        for text in figure.findobj(lambda one: isinstance(one, Text) and one.get_text() and one not in ticks):  # noqa: B023
+            box = text.get_window_extent()
+            inside = min(box.x0, box.y0) >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+            assert inside, (name, text.get_text(), box)
 
 
 def test_leads_have_a_dot_per_seed_and_a_bar_from_three_seeds_on(tmp_path, saved):

@@ -3,7 +3,7 @@
     import nanogka
 
     model = nanogka.load("d3-successor-chat")       # a run's tag or folder; None for the latest run
-    model.chat("How do you spell tree?", temperature=0)
+    model.chat("How do you spell banana?", temperature=0)
     for text in model.stream("The with statement", max_tokens=64):
         print(text, end="", flush=True)
     model.bits_per_byte("A list is an ordered collection.")
@@ -63,7 +63,7 @@ class Model:
     def chat(self, messages: str | Sequence[dict], **options) -> str:
         """Return a chat model's reply to a message or to a whole conversation. The options are those of `stream`.
 
-        model.chat("How do you spell tree?", temperature=0)
+        model.chat("How do you spell banana?", temperature=0)
         """
         given = Conversation.of(messages) if isinstance(messages, str) else messages
         return "".join(self.stream(given, **options))

@@ -370,3 +370,11 @@ def test_a_sum_with_a_repeated_digit_has_two_numbers_above_zero(monkeypatch):
     rng = random.Random(1)
     rng.random = lambda: 0.0
     assert {sums.addition(rng).code for _ in range(99)} == {"1+2", "2+1"}
+
+
+def test_the_first_messages_take_no_broken_reply_for_a_right_one():
+    text = (Path(__file__).parent / "first_messages.txt").read_text("utf-8")
+    lines = [line.split("\t") for line in text.splitlines() if line and not line.startswith("#")]
+    assert len(lines) == len({message for message, _ in lines}) == 176
+    broken = ("Hello,re!", "Hello", "I can", "I cannot do", "I am fine", "", " ", "1 2 3 ", "Good")
+    assert [(message, reply) for message, right in lines for reply in broken if re.fullmatch(right, reply)] == []

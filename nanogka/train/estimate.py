@@ -89,7 +89,7 @@ def step_time(
     config: GPTConfig,
     hardware: Hardware,
     tokens: int,
-    devices: int = 1,
+    devices: int,
     *,
     moved: float | None = None,
     flash_version: str = "",

@@ -155,7 +155,7 @@ class Machine:
     hardware: Hardware
     compile: bool
     compile_reason: str
-    fp8: bool = False  # products of the blocks' matrices in 8 bits
+    fp8: bool  # products of the blocks' matrices in 8 bits
 
     @property
     def peak_flops(self) -> float:

@@ -113,7 +113,7 @@ def test_without_a_bundle_tasks_come_from_the_validation_text(evaluate, measure,
     assert (code, err.count("\n"), "http://127.0.0.1:9/bundle.zip" in err) == (1, 1, True)
 
 
-def test_a_task_that_the_text_is_too_short_for_is_left_out_unless_it_is_named(evaluate, measure, tmp_path):
+def test_a_task_that_the_text_is_too_short_for_is_left_out_unless_it_is_named(evaluate, measure, base, tmp_path):
     make_text(tmp_path / "short", random.Random(0), 120)
     data = ["--data", str(tmp_path / "short"), "--split-tokens", "600"]
     document, out = measure(*data)
@@ -123,6 +123,8 @@ def test_a_task_that_the_text_is_too_short_for_is_left_out_unless_it_is_named(ev
     (note,) = (note for note in document["notes"] if "true_continuation" in note)
     assert note.startswith("left out: true_continuation: got")
     assert note in out
+    document, _ = measure(*data, "--eval", "tasks", "--eval-bundle", str(base / "bundle"))
+    assert note in document["notes"]
     code, _, err = evaluate(*data, "--tasks", "true_continuation")
     assert (code, err.count("\n")) == (2, 1)
     assert "true_continuation: got" in err
@@ -211,7 +213,7 @@ def test_other_text_at_the_same_path_and_other_code_are_measured_again(measure, 
         assert measure(*flags)[0]["made_from"] != second["made_from"]
 
 
-def test_text_that_has_changed_since_the_training_gets_a_note(measure, base):
+def test_text_that_has_changed_since_the_training_gets_a_note(measure, base, tmp_path):
     shutil.copytree(base / "runs/tiny", base / "runs/noted")
     config = read_config(base / "runs/noted")
     footers = open_corpus(base / "text").footers
@@ -220,6 +222,9 @@ def test_text_that_has_changed_since_the_training_gets_a_note(measure, base):
         document, out = measure("--run", "noted", "--eval", "bpb", "--split-tokens", "300")
         note = f"{base / 'text'} holds other text than when the run was trained on it"
         assert (note in document["notes"], note in out) == (noted, noted)
+    make_text(tmp_path / "other", random.Random(5), 200)  # another text is not what the run was trained on
+    document, _ = measure("--run", "noted", "--eval", "bpb", "--split-tokens", "300", "--data", str(tmp_path / "other"))
+    assert [note for note in document["notes"] if "holds other text" in note] == []
     shutil.rmtree(base / "runs/noted")
 
 

@@ -191,7 +191,7 @@ def test_limits_follow_from_the_computed_step_of_the_gpu(tmp_path):
     assert 600 + 35 * 0.64 < limit("train", node) < 600 + 35 * 1.1
     for card in ("RTX 4090", "RTX 3090", "L4", "L40S"):
         place = replace(PLACE, gpus=1, hardware=GPUS[card])
-        step = step_time(place.config("gaussian"), place.hardware, 2**20)
+        step = step_time(place.config("gaussian"), place.hardware, 2**20, 1)
         assert limit("train", place) > 300 + 35 * step.total > 400
         assert limit("train", replace(place, depth=12)) < limit("train", place)
     assert limit("machine", node) == 60

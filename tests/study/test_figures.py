@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.text import Text
 from study_fakes import grid_with, row
 
 from nanogka.study.plan import Results
 
 pytest.importorskip("pandas")
+from nanogka.plots.style import DARK_STYLE, STYLE  # noqa: E402
 from nanogka.study import lead, report  # noqa: E402
 from nanogka.study.summary import Summary  # noqa: E402
 
@@ -160,3 +162,21 @@ def test_leads_have_a_dot_per_seed_and_a_bar_from_three_seeds_on(tmp_path, saved
     lead.plot_leads([summary, summary], tmp_path / "two.png")
     labels = [text.get_text() for text in saved["two.png"].legends[0].get_texts()]
     assert labels == ["dot product (1.2 M parameters)"]
+
+
+def test_one_seed_has_a_dot_and_no_bar_and_lighter_colors_on_a_dark_ground(tmp_path, saved):
+    families = {
+        "attention": {"flags": {"attention": "dot_product"}, "label": "dot product", "color": "#0072B2"},
+        "gka": {"flags": {"attention": "gaussian"}},
+    }
+    summary = summary_of(
+        tmp_path, {name: {**family, "sizes": ["d"]} for name, family in families.items()}, subject="gka"
+    )
+    for name, style in (("light.png", STYLE), ("dark.png", DARK_STYLE)):
+        lead.plot_leads([summary], tmp_path / name, style)
+        panel = saved[name].axes[0]
+        assert [len(points(panel, "o")), len(panel.collections)] == [1, 2]
+        assert [len(bars) for bars in panel.collections[1].get_segments()] == []
+    colors = [to_hex(saved[name].axes[0].get_lines()[0].get_color()) for name in ("light.png", "dark.png")]
+    mixed = [0.35 + 0.65 * part / 255 for part in (0x00, 0x72, 0xB2)]
+    assert colors == ["#0072b2", to_hex(mixed)]

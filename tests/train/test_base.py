@@ -8,6 +8,7 @@ from training import fine_tune, newest, train
 from nanogka.checkpoint import save_checkpoint
 from nanogka.common.distributed import Ranks
 from nanogka.data.hub import Hub
+from nanogka.data.hub_corpora import HUB_CORPORA
 from nanogka.model import GPTConfig
 from nanogka.train.budget import plan_budget
 from nanogka.train.chat import ChatSettings
@@ -64,6 +65,14 @@ def test_the_base_is_looked_for_before_the_network_is_asked(chat_base, monkeypat
     monkeypatch.setattr(Hub, "load", lambda *_: pytest.fail("asked the hub"))
     assert fine_tune("--base", "nosuch", "--data", "smoltalk") == 2
     assert "chat_sft: --base: got 'nosuch'" in capsys.readouterr().err
+
+
+def test_all_training_shards_of_a_corpus_can_be_asked_for_and_no_more(base, capsys):
+    words = ["--tokenizer", "tiny", "--data", "climbmix", "--depth", "2", "--dry-run", "--shards"]
+    most = HUB_CORPORA["climbmix"].training_shards
+    assert train(*words, str(most)) == 0
+    assert train(*words, str(most + 1)) == 2
+    assert f"--shards: got {most + 1}, expected at most {most}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

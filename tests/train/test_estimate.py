@@ -127,7 +127,7 @@ def test_a_step_takes_the_time_of_the_measured_rates(gpu, version, products, in_
 
 
 def test_the_peak_of_a_run_is_that_of_all_its_devices():
-    machine = Machine(Ranks(3, 3, 8), torch.device("cpu"), torch.bfloat16, H100, False, "")
+    machine = Machine(Ranks(3, 3, 8), torch.device("cpu"), torch.bfloat16, H100, False, "", False)
     assert machine.peak_flops == 8 * 989e12
     assert replace(machine, hardware=Hardware("a CPU")).peak_flops == 0
 
@@ -148,10 +148,10 @@ def test_a_device_holds_all_weights_and_gradients_and_its_share_of_the_state():
 
 def test_unknown_hardware_and_mixers_have_no_time():
     config = GPTConfig.from_depth(2, "gaussian", sequence_len=8, vocab_size=300)
-    assert step_time(config, Hardware("a CPU"), 1024) is None
-    assert step_time(config, GPUS["T4"], 1024) is None
-    assert step_time(GPTConfig.from_depth(2, "mixture", sequence_len=8, vocab_size=300), H100, 1024) is None
-    assert step_time(config, H100, 1024, devices=8).total < step_time(config, H100, 8 * 1024).total
+    assert step_time(config, Hardware("a CPU"), 1024, 1) is None
+    assert step_time(config, GPUS["T4"], 1024, 1) is None
+    assert step_time(GPTConfig.from_depth(2, "mixture", sequence_len=8, vocab_size=300), H100, 1024, 1) is None
+    assert step_time(config, H100, 1024, 8).total < step_time(config, H100, 8 * 1024, 1).total
 
 
 def test_without_a_roofline_the_time_is_that_of_the_assumed_share():

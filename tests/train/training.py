@@ -101,6 +101,6 @@ def toy_plan(config, settings, steps, accumulation, ranks=None):
         budget=plan_budget(config, num_iterations=steps, total_batch_size=2**13),
         batch=MicroBatch(1, accumulation, config.sequence_len),
         folder=Path("none"),
-        machine=Machine(ranks or Ranks(), torch.device("cpu"), torch.float32, Hardware("a CPU"), False, ""),
+        machine=Machine(ranks or Ranks(), torch.device("cpu"), torch.float32, Hardware("a CPU"), False, "", False),
         about=About(facts={}, data=""),
     )

@@ -3,7 +3,7 @@
     import nanogka
 
     model = nanogka.load("d3-successor-chat")               # a run's tag or folder; None for the latest run
-    model.chat("How do you spell banana?", temperature=0)     # the reply of a chat model
+    model.chat("How do you spell banana?", temperature=0)   # the reply of a chat model
     model.generate("The with statement", max_tokens=64)     # the continuation of a text
 
 `help(nanogka.Model)` describes everything that a loaded model can do.

@@ -61,7 +61,7 @@ SLOW_IMPORTS += ("hypothesis", "safetensors.torch", "matplotlib.pyplot", "pydant
 class Mutant:
     """A fault: in `file`, the only occurrence of `old` becomes `new`, and `test` (a pytest argument) must fail.
 
-    In a document, a blank of `old` is also a line break: a paragraph may be wrapped anew, and the fault stays.
+    In a document, a blank of `old` is also a line break: a paragraph may be wrapped again, and the fault stays.
     """
 
     file: str

@@ -41,7 +41,7 @@ def test_a_stale_fault_is_named(tmp_path):
     assert "expected two files" in fault("b.py", "+ 1", "+ 2", "t.py")
 
 
-def test_a_fault_of_a_document_stays_if_a_paragraph_is_wrapped_anew(tmp_path):
+def test_a_fault_of_a_document_stays_if_a_paragraph_is_wrapped_again(tmp_path):
     (tmp_path / "t.py").write_text("")
     for file, places in (("a.md", 1), ("a.py", 0)):
         (tmp_path / file).write_text("It spends 1.47\nand 2 times.\n")

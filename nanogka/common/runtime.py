@@ -148,7 +148,7 @@ VECTOR_BITS = {"AVX512": 512, "AVX2": 256, "SVE256": 256}  # of the capabilities
 
 
 def can_compile(device: torch.device) -> tuple[bool, str]:
-    """Try `torch.compile` on `device` with a small function. Returns whether it works, and the reason."""
+    """Set `torch.compile` up and try it on `device` with a small function. Returns whether it works, and the reason."""
     if device.type == "mps":
         return False, "torch.compile on MPS is not reliable yet"
 
@@ -164,8 +164,9 @@ def can_compile(device: torch.device) -> tuple[bool, str]:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         if cache.is_symlink() or cache.stat().st_uid != os.geteuid():
             return False, f"{cache}, where torch.compile keeps its work, is a link or another user's"
-        # Its key has the compiler's settings but not the CPU. A CPU with narrower vectors would run a graph for wider
-        # ones, from a folder that both share, and write past its buffers. So the width becomes a setting.
+        # A graph is for one width of vectors. On a CPU with another one it computes wrong numbers or damages memory.
+        # The cache's key has the compiler's settings but not the CPU, and machines may share the folder (the volume
+        # of a container, say). So the width becomes a setting.
         compiler.cpp.simdlen = VECTOR_BITS.get(torch.backends.cpu.get_cpu_capability())
         torch.compile(probe)(torch.ones(8, device=device))
     except Exception as error:  # the compiler's failures (no C++ compiler, say) have no common type

@@ -175,7 +175,7 @@ def plot_leads(summaries: list[Summary], path: Path, style: dict = STYLE) -> Pat
             "One dot per seed; a bar is the 95 % interval of the mean of three or more seeds. Lines join means. "
             "A thin line leads to the tokens per parameter of attention."
         )
-        width = max(2.8 * len(axes_shown), 5.6)  # the names of the families need some, even with one panel
+        width = max(2.8 * len(axes_shown), 5.6)  # one panel would be narrower than the families' names
         figure = new_figure(width, 5.0, "", note)
         panels = figure.subplots(1, len(axes_shown), sharex=True, sharey=True, squeeze=False)[0]
         handles: dict[str, Line2D] = {}

@@ -102,9 +102,8 @@ print(torch.equal(torch.compile(double)(ids), double(ids)))
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="a CPU with AVX-512")
-@pytest.mark.parametrize("order", [("avx512", "avx2"), ("avx2", "avx512")])
-def test_cpus_with_other_vectors_share_a_cache(order, tmp_path):
-    for capability in order:
+def test_a_cpu_with_narrower_vectors_shares_a_cache(tmp_path):
+    for capability in ("avx512", "avx2"):
         env = {**os.environ, "ATEN_CPU_CAPABILITY": capability, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
         run = subprocess.run([sys.executable, "-c", COMPILES], env=env, capture_output=True, text=True)
         assert run.stdout == "True\n", run.stderr

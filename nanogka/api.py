@@ -21,14 +21,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nanogka.common.runtime import pick_device, pick_dtype
 from nanogka.data.conversation import TEXT, Conversation
-from nanogka.evaluate.bpb import BitsPerByte, measure_bits_per_byte
+from nanogka.evaluate.bpb import BitsPerByte, measure_bits_per_byte, most_rows
 from nanogka.generate.engine import Engine
 from nanogka.generate.prompt import prompt_of
 from nanogka.generate.settings import SamplingParams
 from nanogka.runs import LoadedRun, load_run
 from nanogka.tokenizer import check_text
-
-LOGITS_PER_BATCH = 2**27  # half a GiB in float32
 
 
 def load(
@@ -115,7 +113,7 @@ class Model:
         """Inputs and targets (B, T) of a text. The target of padding is −1."""
         length, bos = self.engine.context, self.run.tokenizer.bos_id
         ids = torch.as_tensor(self.run.tokenizer.encode(text))
-        rows = max(1, LOGITS_PER_BATCH // self.run.model.config.vocab_size // length)
+        rows = most_rows(self.run.model.config.vocab_size, length)
         for part in ids.split(rows * length):
             targets = pad_sequence(list(part.split(length)), batch_first=True, padding_value=-1)
             inputs = torch.cat([torch.full((len(targets), 1), bos), targets[:, :-1].clamp_min(0)], dim=1)

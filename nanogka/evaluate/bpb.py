@@ -31,6 +31,7 @@ PROMPTS = (
 )
 MAX_TOKENS = 48
 TEMPERATURE = 0.7  # a small model repeats itself at 0 and loses the thread at 1
+LOGITS_PER_BATCH = 2**27  # half a GiB in float32
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class BitsPerByte:
 
     def __add__(self, other: "BitsPerByte") -> "BitsPerByte":
         return BitsPerByte(self.nats + other.nats, self.bytes + other.bytes, self.tokens + other.tokens)
+
+
+def most_rows(vocab_size: int, length: int) -> int:
+    """The number of rows of `length` tokens whose logits, all at once, take at most half a GiB; at least 1."""
+    return max(1, LOGITS_PER_BATCH // vocab_size // length)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from nanogka.data import open_corpus
 from nanogka.data.corpus import Corpus
 from nanogka.data.hub_corpora import HUB_CORPORA
 from nanogka.data.loader import validation_batches
-from nanogka.evaluate.bpb import BitsPerByte, draw_samples
+from nanogka.evaluate.bpb import BitsPerByte, draw_samples, most_rows
 from nanogka.evaluate.bundle import find_bundle
 from nanogka.evaluate.core import default_batch_tokens, evaluate_task
 from nanogka.evaluate.document import Document, key_of
@@ -27,9 +27,6 @@ from nanogka.evaluate.settings import EvalSettings, split_names
 from nanogka.evaluate.task import LoadedTask
 from nanogka.evaluate.text import TrainedOn, measure_text, trained_on
 from nanogka.runs import LoadedRun
-
-# The losses of all positions are computed at once: at most this many float32 logits (half a GiB) per batch.
-LOGITS_PER_BATCH = 2**27
 
 Makers = Mapping[str, Callable[[Iterable[str]], LoadedTask]]
 
@@ -145,7 +142,7 @@ def _measure_splits(
     model, tokenizer = run.model, run.tokenizer
     length, vocab_size = model.config.sequence_len, model.config.vocab_size
     wanted = max(1, split_tokens // length)  # rows
-    rows = max(1, min(wanted, min(batch_tokens, LOGITS_PER_BATCH // vocab_size) // length))
+    rows = max(1, min(wanted, batch_tokens // length, most_rows(vocab_size, length)))
     options = {"batch_size": rows, "sequence_len": length, "max_tokens": wanted * length, "ranks": ranks}
     batches = {
         split: validation_batches(corpus, tokenizer, split=split, packing=learned.packing, **options)

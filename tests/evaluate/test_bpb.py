@@ -19,6 +19,7 @@ from nanogka.evaluate.bpb import (
     draw_samples,
     measure_bits_per_byte,
     measure_chat_loss,
+    most_rows,
 )
 
 
@@ -62,6 +63,12 @@ def test_bits_per_byte_need_text_and_add_up():
     assert one + BitsPerByte(0.25, bytes=4, tokens=3) == BitsPerByte(3 * math.log(2) + 0.25, bytes=5, tokens=5)
     with pytest.raises(ValueError, match="the batches hold no text"):
         BitsPerByte(0.0, bytes=0, tokens=0).value  # noqa: B018
+
+
+@pytest.mark.parametrize("vocab_size, length, rows", [(32768, 2048, 2), (50_000, 100, 26), (32768, 8192, 1)])
+def test_the_logits_of_a_batch_take_at_most_half_a_gib(vocab_size, length, rows):
+    assert most_rows(vocab_size, length) == rows
+    assert 4 * rows * vocab_size * length <= 2**29 or rows == 1
 
 
 def test_the_chat_loss_is_of_the_tokens_that_the_assistant_writes():

@@ -74,8 +74,11 @@ def test_a_question_that_does_not_fit_counts_as_wrong_and_is_reported():
     result, replies = evaluate_chat_task(SimpleNamespace(replies=lambda prompts, _: ["b", None]), task)
     assert (result.correct, result.items, result.unscorable, replies[1]["reply"]) == (1, 2, 1, None)
     table = format_results([result])
-    assert "t generation 50.0 % 9.5 to 90.5 % 0.0 % 2 2" in " ".join(table.split())
-    assert "t: 1 do not fit" in table
+    assert table.splitlines() == [
+        "task  method       right  95 % interval  chance  questions  different",
+        "t     generation  50.0 %  9.5 to 90.5 %   0.0 %          2          2",
+        "t: 1 do not fit the context and count as wrong",
+    ]
 
 
 def test_choices_are_rendered_as_in_nanochat():

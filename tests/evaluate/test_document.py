@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from nanogka.common.distributed import Ranks
 from nanogka.evaluate.document import Document
 from nanogka.evaluate.settings import EvalSettings
 
@@ -59,3 +60,13 @@ def test_results_go_to_the_file_that_is_asked_for_or_into_the_models_folder(tmp_
         )
         assert document.file == path
         assert path.parent.is_dir()
+
+
+def test_the_folder_of_the_results_is_made(tmp_path):
+    """A model of another library has its results in a folder of its own, of which nothing may exist yet."""
+    folder = tmp_path / "evaluations" / "theirs"
+    model = SimpleNamespace(folder=folder, title="theirs", to_json=dict)
+    for _ in range(2):
+        document = Document.open(model, EvalSettings(), "evaluation.json", "a", [], Ranks())
+        document.save()
+    assert json.loads((folder / "evaluation.json").read_text())["made_from"] == "a"

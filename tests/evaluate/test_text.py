@@ -19,7 +19,7 @@ from nanogka.data import hub_corpora, open_corpus
 from nanogka.data.corpus import write_manifest
 from nanogka.data.loader import PackingLoader, StreamSettings, validation_batches
 from nanogka.evaluate.bpb import measure_bits_per_byte
-from nanogka.evaluate.text import Reading, TextMeasure, measure_documents, measure_text, trained_on
+from nanogka.evaluate.text import Reading, TextMeasure, TrainedOn, measure_documents, measure_text, trained_on
 from nanogka.runs import Run, read_config, write_config
 from scripts import base_train
 from scripts.base_eval import main
@@ -294,6 +294,11 @@ def test_a_chat_model_has_the_text_of_its_base_run_also_behind_a_link(fetched, b
     # A run that has left the runs' folder without a link has it there.
     shutil.copytree(base / "runs" / "back", tmp_path / "far" / "copy")
     assert trained_on(Run.open(tmp_path / "far" / "copy"), 7).reading.rows == 8
+    for nameless in ({"data": "fineweb-edu"}, "mine"):
+        config = read_config(base / "runs" / "rewarded")
+        config["run"]["base"] = nameless
+        write_config(base / "runs" / "rewarded", config)
+        assert trained_on(Run.open(base / "runs" / "rewarded"), 7) == TrainedOn()
     shutil.rmtree(fetched)
     assert asdict(trained_on(Run.open(base / "runs" / "back"), 7)) == {
         "data": "fineweb-edu", "footers": "", "packing": "bestfit", "shards": None, "reading": None

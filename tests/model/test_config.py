@@ -19,6 +19,15 @@ def test_what_a_mixer_is_without_a_flag():
     }
 
 
+def test_which_numbers_a_mixer_takes():
+    found = {key: option for mixer in MIXERS.values() for key, option in mixer.options.items() if option.kind is int}
+    assert {key: (option.ge, option.le, option.at_most) for key, option in found.items()} == {
+        "short_conv": (0, 64, ""),
+        "mixture_components": (1, 4096, ""),
+        "mixture_routing_dim": (1, None, "head_dim"),
+    }
+
+
 @pytest.mark.parametrize("depth,width,heads", [(1, 128, 1), (3, 256, 2), (20, 1280, 10)])
 def test_width_is_64_a_layer_in_whole_heads_of_128(depth, width, heads):
     config = GPTConfig.from_depth(depth)

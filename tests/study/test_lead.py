@@ -13,7 +13,7 @@ from nanogka.study.plan import Results
 pytest.importorskip("pandas")
 from nanogka.study.lead import _at_tokens, find_leads, lead_section, plot_leads, summarize  # noqa: E402
 from nanogka.study.report import size_table  # noqa: E402
-from nanogka.study.summary import Summary, half_interval  # noqa: E402
+from nanogka.study.summary import Summary, half_interval, half_interval_over_documents  # noqa: E402
 
 BUDGETS = {"a": 1e9, "b": 4e9, "c": 1.6e10}
 TOKENS = {"gka": {"a": 1000, "b": 4000, "c": 16000}, "baseline": {"a": 800, "b": 3200, "c": 12800}}
@@ -113,6 +113,14 @@ def test_eleven_seeds_have_an_interval():
     losses = pd.DataFrame({"one": [float(i) for i in range(11)]})  # standard deviation √11, and t of 10 is 2.228
     assert half_interval(losses)["one"] == pytest.approx(2.228, abs=1e-3)
     assert half_interval(losses[:1]).isna().all()
+
+
+def test_over_documents_one_pair_has_the_interval_of_equal_pairs():
+    sums = np.random.default_rng(0).uniform(1, 9, (40, 2))  # nats and bytes
+    assert half_interval_over_documents([sums]) == pytest.approx(half_interval_over_documents([sums] * 3))
+    nats, size = sums.T
+    spread = np.std(nats - nats.sum() / size.sum() * size, ddof=1) * 40**0.5 / size.sum() / np.log(2)
+    assert half_interval_over_documents([sums]) == pytest.approx(1.96 * spread, rel=0.05)  # Student's quantile is 2.02
 
 
 def test_an_interval_over_documents_is_that_of_the_mean_difference_where_every_run_has_sums(tmp_path):

@@ -64,6 +64,17 @@ def test_smoothed_loss_and_times_of_each_step_and_of_all(monkeypatch):
     assert logged["smooth_loss"] == pytest.approx(means)
 
 
+def test_the_garbage_collector_skips_what_the_first_step_left_until_the_end(flags, monkeypatch):
+    """A full collection would visit all objects of torch in every step in which it happens."""
+    events = []
+    for name in ("freeze", "unfreeze"):
+        monkeypatch.setattr(trainer.gc, name, lambda name=name: events.append(name))
+    log_step = trainer.log_step
+    monkeypatch.setattr(trainer, "log_step", lambda *values: events.append("step") or log_step(*values))
+    assert train(*flags, "--num-iterations", 3, "--eval-every", 0) == 0
+    assert events == ["step", "freeze", "step", "step", "unfreeze"]
+
+
 def test_a_seed_decides_the_first_weights(base, flags):
     for seed in (1, 2):
         assert train(*flags, "--num-iterations", 1, "--eval-every", 1, "--seed", seed, "--run", f"seed{seed}") == 0

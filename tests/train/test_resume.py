@@ -113,6 +113,16 @@ def test_a_run_that_cannot_be_used_is_not_changed(mine, short, monkeypatch, caps
     assert train(*short, "--overwrite") == 0
 
 
+def test_a_new_run_keeps_files_of_the_users_until_it_overwrites(base, short):
+    notes = base / "runs" / "mine" / "notes.txt"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("why this run")
+    assert train(*short) == 0
+    assert notes.exists()
+    assert train(*short, "--overwrite") == 0
+    assert not notes.exists()
+
+
 def test_a_damaged_newer_checkpoint_does_not_displace_valid_ones(mine, finished, short):
     (mine / "checkpoints" / "step_000005").rename(mine / "checkpoints" / "step_000007")  # not what its manifest says
     assert train(*short, "--resume", "auto") == 0

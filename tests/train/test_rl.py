@@ -173,6 +173,7 @@ def test_a_step_counts_the_tokens_of_the_replies_that_the_model_learned_from(cha
     assert [line["tokens"] for line in lines] == [tokens[0], sum(tokens)]
     flops = Run.open(chat_base / "runs" / "tiny-rl").accounting.flops_per_token
     assert [line["flops"] for line in lines] == [tokens[0] * flops, sum(tokens) * flops]
+    assert [line["useful_replies"] for line in lines] == [count / 16 for count in replies]
 
 
 def test_a_stopped_run_resumes_bit_for_bit_and_a_finished_one_says_so(chat_base, interrupted, capsys):

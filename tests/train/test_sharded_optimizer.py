@@ -210,6 +210,8 @@ def test_matrices_are_spread_by_the_work_of_their_orthogonalization_and_buckets_
     # s² (2l + s): 3,072 multiplications of the flat matrix and 3,000 of each square one.
     shapes = {"flat": torch.Size((20, 8)), **dict.fromkeys("abc", torch.Size((10, 10)))}
     assert assign_owners(shapes, dict.fromkeys(shapes, "muon"), 2) == {"flat": 0, "a": 1, "b": 1, "c": 0}
+    shapes = {"flatter": torch.Size((5, 57)), **dict.fromkeys("ab", torch.Size((10, 10)))}  # 2,975 and twice 3,000
+    assert assign_owners(shapes, dict.fromkeys(shapes, "muon"), 2) == {"flatter": 0, "a": 0, "b": 1}
     parameters = {name: torch.nn.Parameter(torch.zeros(2, 2)) for name in "abcde"}
     made = make_buckets(parameters, dict.fromkeys(parameters, 0), dict.fromkeys(parameters, "adamw"), limit=8)
     assert [len(bucket.parameters) for bucket in made] == [2, 2, 1]

@@ -23,6 +23,7 @@ CODAS = (
     "ily in ing ion is ish ist ite ive ize ler less ly ment ness nic ock ol on ous rad ser so tor ty um us"
 )
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+MADE_UP_NAMES = 0.45  # share; few people have a name of the list, and others are greeted only if many are trained
 SHORTEST, LONGEST = 3, 10  # letters of a word; more than are promised, so that the promised ones are easy
 EVERYDAY = """
     able above add afraid after again age air all alone also always and angel angry animal answer ant any apple
@@ -161,5 +162,5 @@ def any_word(rng: random.Random) -> str:
 
 def any_name(rng: random.Random) -> str:
     """A name as people write it: of the list or made up, capitalized or not."""
-    name = made_up_word(rng, rng.randint(4, 7)).capitalize() if rng.random() < 0.2 else rng.choice(names())
+    name = made_up_word(rng, rng.randint(4, 7)).capitalize() if rng.random() < MADE_UP_NAMES else rng.choice(names())
     return name_as_typed(name, rng)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from operators import literal_mixture, peak_bytes, value_and_gradients
 
-from nanogka.attention.mixture import FLOOR, Components, mixture_attention
+from nanogka.attention.mixture import FLOOR, Components, chunk_size, mixture_attention
 
 
 def inputs_of(T, K, *, D=5, d=3, H=2, B=2, same=False, dtype=torch.float64):
@@ -80,3 +80,8 @@ def test_memory_grows_linearly_with_the_length():
     inputs = (inputs_of(T, 16, B=1, H=1, D=16, d=8, dtype=torch.float32) for T in (2048, 4096))
     short, long = (peak_bytes(lambda leaves=leaves: value_and_gradients(linear, leaves))[0] for leaves in inputs)
     assert long < 2.2 * short
+
+
+@pytest.mark.parametrize("components, positions", [(1, 64), (64, 64), (100, 100), (256, 256), (4096, 256)])
+def test_a_chunk_has_a_position_per_component_within_bounds(components, positions):
+    assert chunk_size(components) == positions

@@ -89,6 +89,7 @@ def test_every_bad_setting_is_named_at_once():
         ("mixture", {"mixture_routing": "keys"}, "mixture_routing: got 'keys', "),
         ("mixture", {"mixture_routing_dim": 129}, "mixture_routing_dim: got 129, "),
         ("mixture", {"mixture_components": 4097}, "mixture_components: got 4097, .* 4096"),
+        ("mixture", {"mixture_components": "7"}, "mixture_components: got '7', expected an integer"),
         ("gaussian", {"short_conv": 3}, "short_conv: got 3, "),
         ("gaussian", {"exclude_self": True}, "exclude_self: got True"),
     ],

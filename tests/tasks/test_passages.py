@@ -98,8 +98,10 @@ def test_a_text_has_a_passage_if_its_longest_context_and_continuation_fit(letter
 def test_a_continuation_in_which_no_word_ends_makes_no_item():
     uncut = "word " * 130 + "x" * 900
     made = true_continuation([uncut, *TEXTS[:5]], items=1000)
-    assert made
-    assert not any("x" * 50 in choice for item in made for choice in item["choices"])
+    choices = [choice for item in made for choice in item["choices"]]
+    assert choices
+    assert None not in choices
+    assert not any("x" * 50 in choice for choice in choices)
 
 
 def test_the_items_are_those_of_the_documents_scores():

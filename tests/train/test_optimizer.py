@@ -10,7 +10,7 @@ from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.train.budget import plan_budget
 from nanogka.train.optimizer import Schedule, build_optimizers, optimizer_state_bytes, orthogonalize, state_shapes
 from nanogka.train.settings import TrainSettings
-from nanogka.train.snapshots import LearningRates
+from nanogka.train.snapshots import LearningRates, february_groups, july_groups
 
 
 @pytest.mark.parametrize("shape", [(16, 64), (64, 16), (32, 32)])
@@ -38,6 +38,35 @@ def test_julys_schedules_are_nanochats(N):
         assert schedule.lr_scale(step) == pytest.approx(rate)
         assert schedule.momentum(step) == pytest.approx(momentum)
         assert schedule.weight_decay_scale(step) == pytest.approx((1 + math.cos(math.pi * step / N)) / 2, abs=1e-12)
+
+
+RATES = LearningRates(
+    matrix_lr=7, embedding_lr=11, unembedding_lr=13, scalar_lr=17, vector_lr=19, bandwidth_lr=23, backout_lr=29
+)
+# rates at half of the factor for the width and three times the factor for the batch
+EQUAL = {"matrix": 21, "embedding": 16.5, "lm_head": 19.5, "resid_lambdas": 0.51, "x0_lambdas": 51, "vector": 57}
+EQUAL |= {"bandwidth": 69, "smear_gate": 0.2, "smear_lambda": 0.2}
+
+
+@pytest.mark.parametrize(
+    "groups, rates, decays, betas",
+    [
+        (february_groups, {"value_embedding": 16.5}, {"matrix": 0.3}, {"x0_lambdas": (0.96, 0.95)}),
+        (
+            july_groups,
+            {"value_embedding": 8.25, "backout_lambda": 29},
+            {"matrix": 0.3, "embedding": 0.001, "value_embedding": 0.01, "lm_head": 0.01, "resid_lambdas": 0.05},
+            {"embedding": (0.8, 0.995), "value_embedding": (0.8, 0.995), "lm_head": (0.8, 0.96)}
+            | {"x0_lambdas": (0.96, 0.95)},
+        ),
+    ],
+)
+def test_every_group_has_its_rate_decay_and_averages(groups, rates, decays, betas):
+    made = groups(RATES, 0.5, 3, 0.3)
+    assert {name: group["lr"] for name, group in made.items()} == pytest.approx(EQUAL | rates)
+    assert {name: group["weight_decay"] for name, group in made.items() if group["weight_decay"]} == decays
+    found = {name: group["betas"] for name, group in made.items() if name != "matrix"}
+    assert {name: pair for name, pair in found.items() if pair != (0.8, 0.95)} == betas
 
 
 @pytest.mark.parametrize("N", [200, 2000])

@@ -287,13 +287,21 @@ def watch(root: Path, tests: set[str], files: set[str], log: Path) -> Reach:
     return Reach(of_tests)
 
 
+def digest_of_code(root: Path) -> str:
+    """A hash of the Python files that mutants change and that test them."""
+    found = hashlib.sha256()
+    for path in sorted(path for part in PARTS for path in (root / part).rglob("*.py")):
+        found.update(f"{path.relative_to(root)} {path.stat().st_size} ".encode() + path.read_bytes())
+    return found.hexdigest()
+
+
 def judge_sample(
     drawn: Mapping[int, Drawn], files: list[str], root: Path, log: Path, kept: Path | None
 ) -> dict[str, Counter]:
     """Print what the nearest tests say of the drawn mutants, each with its number.
 
-    The file `kept` has what the tests call of `files`, for other mutants of the same tree. Returns the number of each
-    verdict by package.
+    The file `kept` has what the tests call of `files`, for other mutants of the same tree. It is written again if the
+    tree has changed. Returns the number of each verdict by package.
     """
     reviewed, counts = read_mutants(), {}
     near = {
@@ -302,12 +310,14 @@ def judge_sample(
     }
     # Tests on images need packages that the others must not see.
     near = {file: [test for test in tests if not test.startswith("tests/vision")] for file, tests in near.items()}
-    if kept and kept.exists():
-        reach = Reach(json.loads(kept.read_text()))
+    tree = digest_of_code(root)
+    found = json.loads(kept.read_text()) if kept and kept.exists() else {}
+    if found.get("tree") == tree:
+        reach = Reach(found["tests"])
     else:
         reach = watch(root, {test for tests in near.values() for test in tests}, set(near), log)
         if kept:
-            kept.write_text(json.dumps(reach.of_tests))
+            kept.write_text(json.dumps({"tree": tree, "tests": reach.of_tests}))
     for number, mutant in drawn.items():
         tests, outcomes, said = reach.of(root, mutant.file, mutant.line, near[mutant.file]), {}, "survived"
         if tests:

@@ -77,6 +77,19 @@ for number, (_, raises) in enumerate(json.loads(sys.argv[2])):
 """
 
 
+def test_what_tests_call_is_kept_for_the_same_code_alone(tmp_path):
+    code = tmp_path / "nanogka" / "a.py"
+    code.parent.mkdir()
+    seen = set()
+    for text in ("x = 1\n", "x = 2\n", "\nx = 2\n"):
+        code.write_text(text)
+        seen.add(mutate.digest_of_code(tmp_path))
+    code.rename(code.with_name("b.py"))
+    seen.add(mutate.digest_of_code(tmp_path))
+    assert len(seen) == 4
+    assert mutate.digest_of_code(tmp_path) in seen
+
+
 def test_only_an_assertion_or_a_declared_exception_catches_a_fault(tmp_path):
     for number, (body, _) in enumerate(CASES):
         (tmp_path / f"test_{number}.py").write_text(f"import pytest\ndef test_it():\n    {body}\n")

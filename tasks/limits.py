@@ -228,9 +228,7 @@ NEAR = {
             "nice|something funny|anything you like|yes or no]; write [something|about {topic}|a sentence|a word|my "
             "homework|the answer|code|a list of {word}s|a letter to {name}].; [repeat|say] [that|it again|the last "
             "word|yourself|what i said|the question].; [print|type|copy] [the file|my document|a page|the "
-            "text|faster].; spell [a word|any word] for me.; can you [read|talk|hear|type|draw|sing|lie]?; how many "
-            "[parameters|layers|{word}s|{thing}] do you [have|know|see|need]?; how many [parameters|{word}s|{thing}] "
-            "have you?"
+            "text|faster].; spell [a word|any word] for me.; can you [read|talk|hear|type|draw|sing|lie]?"
         )
     ),
     "dates": Wordings(
@@ -302,7 +300,7 @@ LIKE = (
     (SPELL, {"text": tuple(f"{{word}} {how}" for how in SLOTS["reading"])}),
     (AFTER, {"kind": ("letter", "number", "word", "year"), "text": ("{letter}", "{n}", "{word}", "{year}")}),
     (BEFORE, {"kind": ("letter", "number", "word", "year"), "text": ("{letter}", "{n}", "{word}", "{year}")}),
-    *[(FEELING, {})] * 3,
+    (FEELING, {}),
 )
 
 

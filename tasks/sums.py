@@ -127,8 +127,8 @@ def number(rng: random.Random, decimals: bool = False, longest: int = LONGEST) -
         digits = str(rng.randrange(10 ** (length - 1) if length > 1 else 0, 10**length))
     if decimals:
         places = min(rng.choice((1, 1, 2, 2, 3)), longest - 1)
-        whole = "0" if rng.random() < 0.15 else digits[: longest - places]
         fraction = "".join(rng.choice("0123456789") for _ in range(places - 1)) + rng.choice("123456789")
+        whole = "0" if rng.random() < 0.15 else digits[: longest - places]
         return f"{whole}.{fraction}"
     # Commas in a number only where none separates numbers.
     return f"{int(digits):,}" if len(digits) > 3 and longest == LONGEST and rng.random() < 0.06 else digits

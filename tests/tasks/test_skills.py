@@ -244,18 +244,20 @@ def test_no_held_out_item_is_ever_in_training_whatever_the_seed(name):
 
 
 def test_validation_conversations_hold_no_training_item():
-    taught = questions(taught_conversations(TRAIN))
-    validated = questions(conversations(HELD_OUT, 600, seed=0))
-    assert not taught & validated
-    for read in (spelled, repeated, greeted):  # the item itself, whatever the words around it
+    taught, validated = taught_conversations(TRAIN), conversations(HELD_OUT, 600, seed=0)
+    assert not questions(taught) & questions(validated)
+    # The item itself, whatever the words around it. Refused is the whole question: "write a letter" is no copy.
+    taught, validated = questions(taught, refused=False), questions(validated, refused=False)
+    for read in (spelled, repeated, greeted):
         trained, kept = ({text.lower() for text in map(read, found) if text} for found in (taught, validated))
         assert len(trained) > 50
         assert len(kept) > 10
         assert not trained & kept
 
 
-def questions(made):
-    return {turn.content for conversation in made for turn in conversation.turns[::2]}
+def questions(made, refused=True):
+    pairs = (pair for conversation in made for pair in zip(conversation.turns[::2], conversation.turns[1::2]))
+    return {asked.content for asked, reply in pairs if refused or reply.text != REFUSAL}
 
 
 @pytest.mark.parametrize("name", MEASURED)

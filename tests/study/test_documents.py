@@ -155,6 +155,11 @@ def test_the_lead_with_a_stable_backout_follows_from_the_results():
         )
     ]
     assert [len(values) for values in second_size] == [3, 3, 3]
+    longer, longer_b = (losses("depth2-backout", loss, 0.002) for loss in ("val_bpb", "confirm_bpb"))
+    behind = [
+        [-value for value in lead(found, size, "one")] for size in ("tokens", "own") for found in (longer, longer_b)
+    ]
+    assert all(value > 0 for values in behind for value in values)
     for text, values in (
         (re.search(f"Without it the lead is {number} .six seeds", readme), first),
         (re.search(f"attention is ahead by {number} .three", readme), lead(stable, "own")),
@@ -172,6 +177,10 @@ def test_the_lead_with_a_stable_backout_follows_from_the_results():
         (re.search(f"hardly changes: it is {number} .three seeds", study), second_size[0]),
         (re.search(f"three seeds; shard B: {number}., and was", study), second_size[1]),
         (re.search(f"and was {number} with the same seeds", study), second_size[2]),
+        (re.search(f"many tokens: by {number} at equal tokens", study), behind[0]),
+        (re.search(f"at equal tokens .shard B: {number}.,", study), behind[1]),
+        (re.search(f"by {number} if each has 12 tokens", study), behind[2]),
+        (re.search(f"tokens per parameter.. .shard B: {number}", study), behind[3]),
     ):
         assert_printed(text[1], interval(values))
 

@@ -58,7 +58,7 @@ else
     small="--lr-scale 1.2 --eval-every 140 --eval-tokens 16384 --save-every 100" small_eval="--split-tokens 65536 --max-per-task 100"
     small_chat="--lr-scale 0.3 --save-every 100"
     # The base's rate is too high for copying and spelling. Each mixer has the better of the rates that were tried.
-    [ "$CHAT" != embedded ] || small_chat="--num-iterations 1080 --total-batch-size 2016 --bandwidth-lr 0.05
+    [ "$CHAT" != embedded ] || small_chat="--num-iterations 1200 --total-batch-size 2016 --bandwidth-lr 0.05
         --lr-scale $(case "$ATTENTION" in *successor) echo 0.3 ;; *) echo 0.6 ;; esac)
         --eval-every 420 --eval-tokens 4000 --save-every 120"
 fi

@@ -145,8 +145,8 @@ FAR = Wordings(
         "[today|tonight|now]?; [search|google|look up|find] {topic}.; [why|how|when|where|who]?; [what if|why not] "
         "{topic}?; [can you |please |now |]write [a|me a|an|one] "
         "[poem|program|song|story|text|letter|joke|book|function|essay|list|script].; how many "
-        "[parameters|layers|words|languages|books|friends|legs|users|things|neurons] do you [have|know|see|need]?; "
-        "how many [people|stars|{topic}|{word}s] are there?"
+        "[parameters|layers|words|parameters|books|parameters|legs|letters|things|neurons] do you "
+        "[have|know|see|need]?; how many [people|stars|{topic}|{word}s] are there?"
     )
 )
 NEAR = {

@@ -62,6 +62,8 @@ def test_use_of_the_components_is_observed():
     expected = torch.distributions.Categorical(logits=mixer.log_weights.detach()).entropy()
     torch.testing.assert_close(found["component_entropy"][1], expected, rtol=0, atol=1e-4)
     assert found["dead_components"][1].tolist() == [0, 2]
+    mixer.component_use[1] = torch.tensor([0.5, 0.4, 0.09, 0.0024, 0.00126, 0.00124, 0.0, 0.0])
+    assert model.observations()["dead_components"][1].tolist() == [0, 3]  # of eight: below 0.00125
 
 
 class NoFloat64(TorchFunctionMode):

@@ -27,7 +27,8 @@ def loss(family, tokens, seed):
 
 
 @pytest.fixture
-def summary(tmp_path):
+def study(tmp_path):
+    """A grid of three sizes and seeds, and its rows."""
     sizes = {name: {"depth": 1, "budget": budget, "seeds": [1, 2, 3]} for name, budget in BUDGETS.items()}
     families = {
         "baseline": {"label": "dot product", "color": "#D55E00", "time": 5, "flags": {"attention": "dot_product"}},
@@ -38,6 +39,12 @@ def summary(tmp_path):
     for family, size, seed in ((f, s, n) for f in TOKENS for s in BUDGETS for n in NOISE):
         tokens = TOKENS[family][size]
         rows.append(row(grid.job(family, size, seed), loss(family, tokens, seed), tokens=tokens))
+    return grid, rows
+
+
+@pytest.fixture
+def summary(study):
+    grid, rows = study
     return Summary(grid, Results(rows))
 
 
@@ -172,6 +179,18 @@ def test_the_report_and_the_figure_show_the_lead_only_where_a_subject_is_named(s
     summary.grid.subject = ""
     assert lead_section(summary) == []
     assert plot_leads([summary], tmp_path / "none.png") is None
+
+
+@pytest.mark.parametrize("seeds, bars", [(2, 0), (3, 3)])
+def test_the_figure_has_an_interval_from_three_seeds_on(study, tmp_path, monkeypatch, seeds, bars):
+    from matplotlib.axes import Axes
+
+    grid, rows = study
+    drawn, errorbar = [], Axes.errorbar
+    monkeypatch.setattr(Axes, "errorbar", lambda *of, **how: drawn.append(len(of[1])) or errorbar(*of, **how))
+    few = [one for one in rows if one["seed"] <= seeds]
+    plot_leads([Summary(grid, Results(few))], tmp_path / "lead.png")
+    assert max(drawn) == bars  # sizes
 
 
 def test_tokens_that_differ_by_less_than_one_percent_are_equal():

@@ -24,7 +24,7 @@ def test_a_run_starts_only_where_two_checkpoints_fit_and_warns_where_not_all_do(
     assert train(*short) == 2  # saves at 2, 4 and 5: at most three at once
     assert "expected room for 2 checkpoints of" in capsys.readouterr().err
     assert not (base / "runs" / "mine").exists()
-    room(3 * size - 1)
+    room(2 * size)
     assert train(*short) == 0
     assert "less than the 3 checkpoints" in capsys.readouterr().out
     room(3 * size)

@@ -11,8 +11,9 @@ import torch
 from nanogka.common.cli import flags_of
 from nanogka.common.errors import Errors
 from nanogka.study.grid import decisive
+from nanogka.train.budget import plan_budget
 from nanogka.train.chat import ChatSettings
-from nanogka.train.plan import FolderSettings, RunSettings, compared_on_resume, decide_compile
+from nanogka.train.plan import FolderSettings, RunSettings, compared_on_resume, decide_compile, plan_batch
 from nanogka.train.rl import RLSettings
 from nanogka.train.settings import TrainSettings
 from scripts import base_train, chat_rl, chat_sft
@@ -21,6 +22,12 @@ from scripts import base_train, chat_rl, chat_sft
 @pytest.mark.parametrize("settings", [TrainSettings, ChatSettings, RLSettings])
 def test_every_setting_says_what_it_changes(settings):
     assert [name for name, one in flags_of(settings).items() if one.affects is None] == []
+
+
+@pytest.mark.parametrize("rows, expected", [(64, 32), (33, 11), (37, 1), (20, 20), (62, 31)])
+def test_a_micro_batch_has_at_most_32_rows_and_divides_the_step(rows, expected):
+    budget = plan_budget(TrainSettings().config(50), num_iterations=1, total_batch_size=rows * 3 * 16)
+    assert plan_batch(None, budget, 16, world_size=3).rows == expected
 
 
 def test_a_run_is_compared_in_what_decides_its_losses():

@@ -152,7 +152,7 @@ def test_a_recipe_or_mixers_can_be_chosen(tmp_path):
         chosen = speedrun(tmp_path, RECIPE=recipe, DEPTH="4").stdout
         assert scripts_of(chosen) == ["scripts.tok_train", *TRAINED, *TALKS, PAGE]
         assert f"--attention {mixer} --run d4-{mixer} " in chosen
-        chat = f" --num-iterations 1080 --total-batch-size 2016 --bandwidth-lr 0.05 --lr-scale {rate} "
+        chat = f" --num-iterations 1200 --total-batch-size 2016 --bandwidth-lr 0.05 --lr-scale {rate} "
         assert chat in chosen
     several = speedrun(tmp_path, RECIPE="best", ATTENTION="gaussian GD", RUN="mine").stdout
     assert "base_eval --run mine-gaussian --split-tokens 65536 --max-per-task 100\n" in several

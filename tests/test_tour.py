@@ -6,7 +6,15 @@ from pathlib import Path
 import matplotlib
 import pytest
 
+from tasks.promise import PROMISE
+
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "tour.ipynb"
+
+
+def test_the_outputs_that_are_kept_are_of_a_model_that_makes_todays_promise():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    printed = ["".join(out.get("text", "")) for cell in cells for out in cell.get("outputs", [])]
+    assert f"> What can you do?\n{PROMISE}\n" in printed[-1]
 
 
 @pytest.mark.slow  # a minute of training

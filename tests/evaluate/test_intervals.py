@@ -105,6 +105,11 @@ def test_students_quantiles_are_those_of_the_table(freedom, quantile):
     assert student_quantile(freedom) == pytest.approx(quantile, abs=1e-3)
 
 
+@pytest.mark.parametrize("freedom, quantile", [(31, 2.0395134), (50, 2.0085591), (120, 1.9799304)])
+def test_students_quantiles_of_many_have_five_digits(freedom, quantile):
+    assert student_quantile(freedom) == pytest.approx(quantile, abs=3e-6)
+
+
 @pytest.mark.parametrize("right,count", [(0, 10), (10, 10), (3, 10), (270, 300), (300, 300), (77, 77)])
 def test_wilsons_ends_are_the_shares_that_a_test_just_does_not_reject(right, count):
     # By definition: the shares q with |share − q| = z √(q (1 − q) / n), found here by bisection.

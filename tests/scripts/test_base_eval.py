@@ -130,6 +130,22 @@ def test_a_task_that_the_text_is_too_short_for_is_left_out_unless_it_is_named(ev
     assert "true_continuation: got" in err
 
 
+@pytest.mark.parametrize("chosen", ["folder", "auto", "core"])
+def test_a_damaged_task_ends_an_evaluation_that_asks_for_its_bundle(evaluate, base, tmp_path, monkeypatch, chosen):
+    """A bundle that lies there because it was once downloaded is not asked for."""
+    bundle = shutil.copytree(base / "bundle", tmp_path / "bundle")
+    (bundle / "eval_data/items.jsonl").write_text('{"query": "stone"}\n')
+    monkeypatch.setattr("nanogka.evaluate.bundle.downloaded_bundle", lambda: bundle)
+    words = ["--eval", "core" if chosen == "core" else "tasks", "--max-per-task", "5"]
+    code, out, err = evaluate(*words, "--eval-bundle", str(bundle) if chosen == "folder" else "auto")
+    if chosen == "auto":
+        assert code == 0
+        assert len([note for note in json.loads(out.splitlines()[-1])["notes"] if note.startswith("left out: ")]) == 2
+    else:
+        assert (code, err.count("\n")) == (2, 1)
+        assert "items.jsonl" in err
+
+
 def test_a_damaged_checkpoint_is_replaced_by_an_earlier_one(measure, base):
     flags = ["--eval", "bpb", "--split-tokens", "600"]
     document, _ = measure("--step", "3", *flags)

@@ -134,6 +134,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert write(tmp_path / "a", scores, scores, keep=2, keep_best=1) == ["step_000020", "step_000040", "step_000050"]
     assert write(tmp_path / "b", scores, scores, keep=1, keep_best=2) == ["step_000020", "step_000050"]
     assert write(tmp_path / "c", scores, scores, keep=1, keep_best=0) == ["step_000050"]
+    assert write(tmp_path / "e", scores, scores, keep=1) == ["step_000050"]
     scores = {10: float("nan"), 20: 1.0, 30: 0.5, 40: 0.9}  # first, where a comparison with nan leaves it
     assert write(tmp_path / "d", scores, scores, keep=1, keep_best=1) == ["step_000030", "step_000040"]
 

@@ -161,5 +161,6 @@ def test_more_positions_than_the_capacity_are_refused_and_an_interrupted_cache_i
     assert cache.usable
     cache.prepare(ids_of(1, 3))
     assert not cache.usable
+    assert model.new_cache(1, 1).capacity == 1
     with pytest.raises(ValueError, match="batch, capacity: got 0"):
         model.new_cache(0)

@@ -117,3 +117,11 @@ def test_the_step_is_one_graph():
     torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)(ids, ids).backward()
     assert model.fp8_layers()[0].weight.grad.isfinite().all()
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    "shape, fits", [((128, 128), True), ((144, 4096), True), ((112, 1024), False), ((1024, 112), False)]
+    + [((136, 1024), False), ((1024, 130), False)]
+)  # fmt: skip
+def test_matrices_in_8_bits_have_sides_of_at_least_128_in_steps_of_16(shape, fits):
+    assert fp8.fits(torch.empty(shape, device="meta")) is fits

@@ -120,6 +120,19 @@ def test_the_loss_of_a_mixture_is_the_mean_by_its_shares(chat_base, talk, monkey
     assert last["val_loss"] == pytest.approx(last[f"val_loss {talk}"] * 2 / 3 + last["val_loss embedded"] / 3)
 
 
+def test_the_validation_of_a_mixture_has_the_loss_and_the_tokens_of_each_source(chat_base, talk):
+    other = write_talk(talk.with_name("other.jsonl"), count=400)
+    words = ["--num-iterations", 1, "--eval-every", 1, "--lr-scale", 0, "--sequence-len", 32]
+    last = {}
+    for name, data in (("one", talk), ("two", other), ("both", f"{talk},{other}")):
+        assert fine_tune("--data", data, "--run", name, *words) == 0
+        last[name] = trace(chat_base / "runs" / name, "eval")[-1]
+    assert last["one"]["val_tokens"] != last["two"]["val_tokens"]
+    assert last["both"]["val_tokens"] == last["one"]["val_tokens"] + last["two"]["val_tokens"]
+    for name, source in (("one", talk), ("two", other)):
+        assert last["both"][f"val_loss {source}"] == pytest.approx(last[name]["val_loss"], rel=1e-6)
+
+
 def test_bad_conversations_are_reported_and_left_in_a_file_or_stop_the_run(chat_base, capsys):
     bad = ['{"messages": [', '{"messages": [{"role": "user", "content": "the old house"}]}']
     bad.append(json.dumps(Conversation.of("the cat " * 40, "a dog").to_json()))

@@ -73,7 +73,7 @@ def test_a_seed_draws_the_questions_with_which_the_scores_were_measured(name, mo
     """In every version of Python. After a change of the data, docs/RESULTS.md needs new scores, or says so."""
     monkeypatch.setattr(words, "real_words", words.everyday_words)  # the others are those of Python's documentation
     if name == "conversations":
-        made = conversations(TRAIN, 300, seed=5)
+        made = conversations(TRAIN, 1000, seed=5)
         drawn = [[(said.role, [part.text for part in said.parts]) for said in one.messages] for one in made]
     else:
         rng = random.Random(f"{name} {TRAIN}")  # not `asked`, whose questions have the other words

@@ -44,6 +44,11 @@ def test_the_defaults_are_those_of_depth_20_and_sizes_index_a_tensor():
         GPTConfig(vocab_size=2**31)
 
 
+def test_a_network_that_is_not_the_default_is_named():
+    assert GPTConfig.from_depth(2).variant == ""
+    assert GPTConfig.from_depth(2, network="july").variant == ", network july"
+
+
 def test_window_pattern_is_tiled_and_the_last_layer_is_full():
     config = GPTConfig.from_depth(6, sequence_len=100)
     assert config.windows() == [50, 50, 50, None, 50, None]

@@ -20,9 +20,9 @@ ENDS = {".": ("", "", "", "!", "..."), "?": ("", "", "", " ?", "??")}  # what pe
 class Wordings:
     """The ways to ask, as patterns of parts that combine: "[please |can you |]spell [the word |]{text}."
 
-    Brackets list alternatives. The slots of an item fill the braces. A hash of the wording decides whether it is new.
-    The embedded conversations train all wordings. A run on `embedded-known` never sees the new ones, so it measures how
-    well a skill carries over to other combinations.
+    Brackets list alternatives. One that is listed twice is drawn twice as often. The slots of an item fill the braces.
+    A hash of the wording decides whether it is new. The embedded conversations train all wordings. A run on
+    `embedded-known` never sees the new ones, so it measures how well a skill carries over to other combinations.
     """
 
     patterns: tuple[str, ...]

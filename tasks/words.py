@@ -23,7 +23,7 @@ CODAS = (
     "ily in ing ion is ish ist ite ive ize ler less ly ment ness nic ock ol on ous rad ser so tor ty um us"
 )
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-MADE_UP_NAMES = 0.45  # share; few people have a name of the list, and others are greeted only if many are trained
+MADE_UP_NAMES = 0.45  # share: few users have a name of the list, and made-up ones teach the model to copy any name
 SHORTEST, LONGEST = 3, 10  # letters of a word; more than are promised, so that the promised ones are easy
 EVERYDAY = """
     able above add afraid after again age air all alone also always and angel angry animal answer ant any apple

@@ -51,8 +51,6 @@ FLAGS = (
         says="run scripts.chat_eval after training",
     ),
     Counterpart(("--load-optimizer",), says="fine-tuning starts with a new optimizer state"),
-    Counterpart(("--aspect-ratio",), says="--depth decides the width: 64 channels per layer"),
-    Counterpart(("--head-dim",), says="--depth decides the heads: up to 128 channels per head"),
     Counterpart(("--fp8-recipe",), says="--fp8 has one recipe"),
     Counterpart(
         ("--device-batch-size", "--batch-size", "-b"),

@@ -11,7 +11,7 @@ from nanogka.common.errors import Errors
 from nanogka.model.spec import MixerSpec, mixer_options, mixer_pattern, mixers_by_letter
 
 HEAD_DIM = 128  # the size that fused attention kernels are tuned for
-# Model width per layer. Depth and width grow together, so one dial sets the size of the model (nanochat's `--depth`).
+# Channels per layer. Depth and width grow together, so one dial sets the size of the model (nanochat's `--depth`).
 ASPECT_RATIO = 64
 MAX_DEPTH = 1000
 MAX_SIZE = 2**31 - 1  # of sizes that index a tensor
@@ -143,17 +143,29 @@ class GPTConfig:
         return cls(**{name: value for name, value in values.items() if name in own}, options=options)
 
     @classmethod
-    def from_depth(cls, depth: int, attention: str = "gaussian", **changes: Any) -> "GPTConfig":
-        """The configuration of `depth` layers: C = 64 · depth rounded up to whole heads of 128.
+    def from_depth(
+        cls,
+        depth: int,
+        attention: str = "gaussian",
+        *,
+        aspect_ratio: int = ASPECT_RATIO,
+        head_dim: int = HEAD_DIM,
+        **changes: Any,
+    ) -> "GPTConfig":
+        """The configuration of `depth` layers: C = aspect_ratio · depth, rounded up to whole heads of `head_dim`.
 
         `attention` is a mixer's name, or a pattern such as "GGGD"; `changes` any other field, or option of a mixer.
         """
         errors = Errors()
         known = errors.require(1 <= depth <= MAX_DEPTH, "depth", depth, f"an integer from 1 to {MAX_DEPTH}")
+        known &= errors.require(aspect_ratio >= 1, "aspect_ratio", aspect_ratio, "an integer of at least 1")
+        # Rotary positions turn pairs of features.
+        known &= errors.require(head_dim >= 2 and head_dim % 2 == 0, "head_dim", head_dim, "an even integer of at least 2")
         pattern = errors.capture(lambda: mixer_pattern(attention)) or next(iter(mixers_by_letter()))
-        # Whole heads: round the width up.
-        n_head = -(-(depth if known else 1) * ASPECT_RATIO // HEAD_DIM)
-        shape = {"n_layer": depth if known else 1, "n_head": n_head, "n_embd": n_head * HEAD_DIM}
+        shape = {}
+        if known:
+            n_head = -(-depth * aspect_ratio // head_dim)
+            shape = {"n_layer": depth, "n_head": n_head, "n_embd": n_head * head_dim}
         config = errors.capture(lambda: cls.from_dict({**shape, "mixer_pattern": pattern, **changes}))
         errors.raise_if_any()
         return config

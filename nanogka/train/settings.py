@@ -9,6 +9,7 @@ from nanogka.common.errors import Errors
 from nanogka.data.hub_corpora import HUB_CORPORA
 from nanogka.data.packing import PACKINGS
 from nanogka.model import MIXERS, SNAPSHOTS, GPTConfig, mixer_options
+from nanogka.model.config import ASPECT_RATIO, HEAD_DIM
 from nanogka.train.plan import BatchSettings, RunSettings
 from nanogka.train.snapshots import missing_defaults
 
@@ -42,6 +43,10 @@ class ModelSettings:
     """Model. None means the mixer's own choice."""
 
     depth: int = flag(20, "number of layers; width, heads, horizon and batch follow from it", affects="losses")
+    aspect_ratio: int = flag(
+        ASPECT_RATIO, "channels per layer: the width is this times the depth, rounded up to whole heads", affects="losses"
+    )
+    head_dim: int = flag(HEAD_DIM, "channels per head", affects="losses")
     attention: str = flag(
         "gaussian", f"token mixer: {_NAMES}; or a pattern of letters tiled over the layers (GGGD)", affects="losses"
     )
@@ -64,7 +69,7 @@ class ModelSettings:
 
     def config(self, vocab_size: int) -> GPTConfig:
         """The model's configuration. Raises ValueError naming every setting that is out of range."""
-        names = ("sequence_len", "window_pattern", "bandwidth_init", "smear", "network")
+        names = ("aspect_ratio", "head_dim", "sequence_len", "window_pattern", "bandwidth_init", "smear", "network")
         shape = {name: getattr(self, name) for name in names}
         return GPTConfig.from_depth(self.depth, self.attention, vocab_size=vocab_size, **shape, **self.options)
 

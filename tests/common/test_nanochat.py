@@ -49,8 +49,6 @@ def test_a_line_of_nanochat_with_a_counterpart_works(settings, line, expected):
     "settings,line,flag,said",
     [
         (TrainSettings, "--fp8 --fp8-recipe=rowwise --depth 3", "--fp8-recipe", "one recipe"),
-        (TrainSettings, "--aspect-ratio 64", "--aspect-ratio", "64 channels per layer"),
-        (TrainSettings, "--head-dim=128", "--head-dim", "--depth decides"),
         (ChatSettings, "--init-lr-frac=0.8", "--init-lr-frac", "--lr-scale"),
         (ChatSettings, "--mmlu-epochs 3", "--mmlu-epochs", "--data smoltalk"),
         (ChatEvalSettings, "-t 0.5", "-t", "greedy"),

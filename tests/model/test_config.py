@@ -34,6 +34,25 @@ def test_width_is_64_a_layer_in_whole_heads_of_128(depth, width, heads):
     assert (config.n_embd, config.n_head, config.head_dim) == (width, heads, 128)
 
 
+@pytest.mark.parametrize("depth,ratio,size,heads", [(3, 40, 64, 2), (3, 43, 64, 3), (5, 7, 12, 3), (12, 64, 96, 8)])
+def test_width_is_a_ratio_of_the_depth_in_whole_heads_of_any_size(depth, ratio, size, heads):
+    config = GPTConfig.from_depth(depth, aspect_ratio=ratio, head_dim=size)
+    assert (config.n_layer, config.n_embd, config.n_head, config.head_dim) == (depth, heads * size, heads, size)
+
+
+def test_a_shape_that_cannot_be_is_named():
+    for changes, said in (
+        ({"aspect_ratio": 0}, "aspect_ratio: got 0, expected an integer of at least 1"),
+        ({"head_dim": 0}, "head_dim: got 0, expected an even integer of at least 2"),
+        ({"head_dim": 33}, "head_dim: got 33, expected an even integer of at least 2"),
+        ({"aspect_ratio": 1, "head_dim": 4}, "n_embd: got 4, expected an even multiple of n_head = 1, at least 32"),
+        ({"aspect_ratio": 10**9}, "n_embd: got 3000000000, expected"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            GPTConfig.from_depth(3, **changes)
+        assert said in str(caught.value)
+
+
 def test_the_defaults_are_those_of_depth_20_and_sizes_index_a_tensor():
     assert GPTConfig() == GPTConfig.from_depth(20)
     largest = GPTConfig(vocab_size=2**31 - 1, n_layer=1000)

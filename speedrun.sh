@@ -3,6 +3,7 @@
 #
 #   bash speedrun.sh                            on a GPU node: the paper's mixer at depth 20 on FineWeb-Edu;
 #                                               otherwise the paper's mixer and `successor` at depth 3
+#   DEPTH=2 bash speedrun.sh                    without a GPU: smaller models that chat as well, on any CPU in minutes
 #   DEPTH=4 bash speedrun.sh                    without a GPU: larger models, trained for three times as many steps
 #   RECIPE=best bash speedrun.sh                only `successor`, the recommended mixer
 #   ATTENTION=dot_product bash speedrun.sh      only the baseline
@@ -58,11 +59,13 @@ else
     small="--lr-scale 1.2 --eval-every 140 --eval-tokens 16384 --save-every 100" small_eval="--split-tokens 65536 --max-per-task 100"
     small_chat="--lr-scale 0.3 --save-every 100"
     # The base's rate is too high for copying and spelling. Each mixer has the better of the rates that were tried.
-    [ "$CHAT" != embedded ] || small_chat="--num-iterations 1200 --total-batch-size 2016 --bandwidth-lr 0.05
+    # A narrower model needs more steps.
+    [ "$CHAT" != embedded ] || small_chat="--num-iterations $((DEPTH > 2 ? 1200 : 1800)) --total-batch-size 2016 --bandwidth-lr 0.05
         --lr-scale $(case "$ATTENTION" in *successor) echo 0.3 ;; *) echo 0.6 ;; esac)
         --eval-every 420 --eval-tokens 4000 --save-every 120"
 fi
 settle # sets $tokenizer, and the flags of what comes from the network: $corpus_flags, $extra_flags, $talk_flags
+advise "$(name_run "${ATTENTION%% *}")"
 
 options=(--data "$DATA" --tokenizer "$tokenizer" --depth "$DEPTH" --sequence-len "$SEQUENCE_LEN" --seed "${SEED:-1}"
     ${SHARDS:+--shards "$SHARDS"} ${NUM_ITERATIONS:+--num-iterations "$NUM_ITERATIONS"}

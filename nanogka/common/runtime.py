@@ -199,3 +199,9 @@ def describe_hardware(device: torch.device) -> Hardware:
         return replace(find_gpu(name) or Hardware(name), name=name)
     cpu = _cpu_info("model name") or platform.processor() or platform.machine()
     return Hardware(f"{cpu} (Metal)" if device.type == "mps" else f"{cpu}, {torch.get_num_threads()} threads")
+
+
+if __name__ == "__main__":
+    # For speedrun.sh: what `--device auto` and `--dtype auto` choose on this machine, such as "cpu float32".
+    device = pick_device("auto")
+    print(device.type, str(pick_dtype("auto", device)).removeprefix("torch."))

@@ -48,6 +48,14 @@ def test_auto_dtype_is_bfloat16_only_where_it_is_faster(fast, expected, monkeypa
         pick_dtype("int8", torch.device("cpu"))
 
 
+def test_a_script_learns_what_is_chosen_on_this_machine():
+    command = [sys.executable, "-m", "nanogka.common.runtime"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    device = pick_device("auto")
+    dtype = {torch.bfloat16: "bfloat16", torch.float32: "float32"}[pick_dtype("auto", device)]
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{device.type} {dtype}\n", "")
+
+
 def test_a_compiler_that_fails_is_reported_not_raised(monkeypatch):
     def broken(function):
         raise RuntimeError("no C++ compiler found\nmore")

@@ -39,6 +39,13 @@ def test_a_run_is_compared_in_what_decides_its_losses():
     assert "eval_samples" not in compared_on_resume(RLSettings)
 
 
+def test_the_shape_of_a_model_follows_from_its_flags():
+    settings = TrainSettings(depth=3, aspect_ratio=40, head_dim=64, sequence_len=96)
+    config = settings.config(300)
+    assert (config.n_layer, config.n_embd, config.n_head, config.sequence_len) == (3, 128, 2, 96)
+    assert {"aspect_ratio", "head_dim"} <= compared_on_resume(TrainSettings)
+
+
 def test_a_study_knows_a_run_by_its_budget_and_not_by_where_its_text_is():
     first = decisive(TrainSettings(target_flops=1e13, data="here", sample_every=3).to_dict())
     assert first == decisive(TrainSettings(target_flops=1e13, data="there", keep=7).to_dict())

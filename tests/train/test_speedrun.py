@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 # Stands in for `python`. It records its arguments and fails as the variable FAILURES says: "script=exit code", if its
 # arguments contain ONLY. A training saves a checkpoint at each call, and does what TRAINING says.
 PYTHON = r"""#!/usr/bin/env bash
+[ "$*" != "-m nanogka.common.runtime" ] || { echo "${CHOSEN:-cpu bfloat16}"; exit; }
 echo "$*" >> "$NANOGKA_BASE_DIR/calls"
 script= run= word=
 for next in "$@"; do
@@ -145,6 +146,29 @@ def test_set_up_gives_pip_to_an_environment_without_it_and_ignores_installing_fo
     assert calls[:2] == ["-c import pip PIP_USER=1", "-m ensurepip PIP_USER=1"]
     assert calls[2].startswith("-m pip ")
     assert calls[2].endswith(" PIP_USER=0")
+
+
+@pytest.mark.parametrize(
+    "chosen,variables,said",
+    [
+        ("cpu float32", {}, True),
+        ("cpu float32", {"DEPTH": "4"}, True),
+        ("cpu float32", {"DEPTH": "2"}, False),
+        ("cpu bfloat16", {}, False),
+        ("mps float32", {}, False),
+    ],
+)
+def test_a_slow_cpu_is_told_of_smaller_models_before_it_trains(tmp_path, chosen, variables, said):
+    first, _ = play(tmp_path, CHOSEN=chosen, **variables)
+    before = first.stdout.partition(" scripts.base_train ")[0]
+    assert (first.returncode, "DEPTH=2 bash speedrun.sh" in before) == (0, said)
+    again, _ = play(tmp_path, CHOSEN=chosen, **variables)
+    assert "DEPTH=2 bash speedrun.sh" not in again.stdout, "the models exist"
+
+
+def test_smaller_models_get_more_steps_of_conversations(tmp_path):
+    steps = {depth: command_of(speedrun(tmp_path, DEPTH=depth).stdout, "chat_sft") for depth in ("2", "3", "4")}
+    assert [int(line.partition("--num-iterations ")[2].split()[0]) for line in steps.values()] == [1800, 1200, 1200]
 
 
 def test_a_recipe_or_mixers_can_be_chosen(tmp_path):

@@ -73,7 +73,7 @@ def test_outputs_in_documents_have_the_steps_of_the_default_run():
     script = (ROOT / "speedrun.sh").read_text(encoding="utf-8")
     base, chat = (
         re.search(r"DEPTH > 3 \? \d+ : (\d+)", script),
-        re.search(r'small_chat="--num-iterations (\d+)', script),
+        re.search(r"DEPTH > 2 \? (\d+) : \d+", script),
     )
     steps = {"d3-successor": base[1], "d3-successor-chat": chat[1]}
     found = {

@@ -3,7 +3,7 @@
 #
 #   bash speedrun.sh                            on a GPU node: the paper's mixer at depth 20 on FineWeb-Edu;
 #                                               otherwise the paper's mixer and `successor` at depth 3
-#   DEPTH=2 bash speedrun.sh                    without a GPU: smaller models that chat as well, on any CPU in minutes
+#   DEPTH=2 bash speedrun.sh                    without a GPU: smaller models that chat almost as well, on any CPU
 #   DEPTH=4 bash speedrun.sh                    without a GPU: larger models, trained for three times as many steps
 #   RECIPE=best bash speedrun.sh                only `successor`, the recommended mixer
 #   ATTENTION=dot_product bash speedrun.sh      only the baseline

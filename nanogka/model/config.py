@@ -159,8 +159,8 @@ class GPTConfig:
         errors = Errors()
         known = errors.require(1 <= depth <= MAX_DEPTH, "depth", depth, f"an integer from 1 to {MAX_DEPTH}")
         known &= errors.require(aspect_ratio >= 1, "aspect_ratio", aspect_ratio, "an integer of at least 1")
-        # Rotary positions turn pairs of features.
-        known &= errors.require(head_dim >= 2 and head_dim % 2 == 0, "head_dim", head_dim, "an even integer of at least 2")
+        even = head_dim >= 2 and head_dim % 2 == 0  # rotary positions turn pairs of features
+        known &= errors.require(even, "head_dim", head_dim, "an even integer of at least 2")
         pattern = errors.capture(lambda: mixer_pattern(attention)) or next(iter(mixers_by_letter()))
         shape = {}
         if known:

@@ -44,7 +44,7 @@ class ModelSettings:
 
     depth: int = flag(20, "number of layers; width, heads, horizon and batch follow from it", affects="losses")
     aspect_ratio: int = flag(
-        ASPECT_RATIO, "channels per layer: the width is this times the depth, rounded up to whole heads", affects="losses"
+        ASPECT_RATIO, "the width is this times the depth, rounded up to whole heads", affects="losses"
     )
     head_dim: int = flag(HEAD_DIM, "channels per head", affects="losses")
     attention: str = flag(

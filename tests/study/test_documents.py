@@ -162,6 +162,7 @@ def test_the_lead_with_a_stable_backout_follows_from_the_results():
     assert [f"{gain:.3f}" for gain in sorted(gains)[-2:]] == ["0.011", "0.014"]
     assert sorted(gains)[-3] < 0.0025
     docstrings = lead(losses("docstrings-backout", "val_bpb", 0.002))
+    two_heads = lead(losses("docstrings-heads", "val_bpb", 0.2))
     second_size = [
         lead(losses(name, loss, rate), "one", "one")[:3]
         for name, loss, rate in (
@@ -190,6 +191,10 @@ def test_the_lead_with_a_stable_backout_follows_from_the_results():
         (re.search(f"the lead at equal tokens is {number},", study), lead(stable, "tokens")),
         (re.search(f"`successor` is behind by {number}.., for 1.47", study), lead(stable, "own")),
         (re.search(f"the lead is then {number} .four seeds", study), docstrings),
+        (re.search(f"better solution, and the lead is {number}.. at equal", study), two_heads),
+        (re.search(f"with two, on other text, it is ahead by {number} .0.7 M, three", study), two_heads),
+        (re.search(f"With two heads per layer, on other text, it is {number} .three.", readme), two_heads),
+        (re.search(f"and the lead of `successor` is {number} ..study", log), two_heads),
         (re.search(f"hardly changes: it is {number} .three seeds", study), second_size[0]),
         (re.search(f"three seeds; shard B: {number}., and was", study), second_size[1]),
         (re.search(f"and was {number} with the same seeds", study), second_size[2]),
@@ -199,6 +204,33 @@ def test_the_lead_with_a_stable_backout_follows_from_the_results():
         (re.search(f"tokens per parameter.. .shard B: {number}", study), behind[3]),
     ):
         assert_printed(text[1], interval(values))
+
+
+def test_two_heads_end_where_the_study_says():
+    rows = [json.loads(line) for line in (DOCS / "research" / "docstrings-heads.jsonl").read_text("utf-8").splitlines()]
+    assert {row["settings"]["head_dim"] for row in rows} == {64}
+    found = {(row["family"], row["settings"]["lr_scale"], row["seed"]): row["val_bpb"] for row in rows}
+    text = " ".join((DOCS / "research" / "study.md").read_text("utf-8").split())
+    ends, other = re.search(
+        "Attention ends at ([\\d., and]+)\\. In .*? at 0.3 seed 1 is good, too \\(([\\d.]+)\\)", text
+    ).groups()
+    assert_printed(ends, [found["shift", 0.15, seed] for seed in (1, 2, 3)])
+    assert_printed(other, [found["shift", 0.3, 1]])
+    rates = {rate: found["shift", rate, 1] for rate in (0.3, 0.15, 0.075)}
+    assert min(rates, key=rates.get) == 0.15
+    ours = [found["successor", 0.3, seed] for seed in (1, 2, 3)]
+    half = T[3] * stdev(ours) / 3**0.5
+    assert f"`successor` has {mean(ours):.3f} ± {half:.3f} at the better of two rates (0.3)" in text
+    assert found["successor", 0.3, 1] < found["successor", 0.15, 1]
+    one_head = [json.loads(line) for line in (DOCS / "research" / "docstrings.jsonl").read_text("utf-8").splitlines()]
+    before = {row["seed"]: row["val_bpb"] for row in one_head if decides(row)}
+    cost = mean(found["successor", 0.3, seed] - before[seed] for seed in (1, 2, 3))
+    assert f"two heads cost it about {cost:.3f}" in text
+
+
+def decides(row):
+    """True for `successor` at its best rate and equal FLOPs."""
+    return (row["family"], row["size"], row["settings"]["lr_scale"]) == ("successor", "flops", 0.3)
 
 
 def test_attentions_groups_on_docstrings_are_those_of_the_results():

@@ -95,7 +95,7 @@ def test_rows_that_were_edited_by_hand_are_disclosed(grid, tmp_path):
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("july", "depth2")]
 
 
-QUICK = ("small", "small-backout", "depth2-backout", "docstrings", "docstrings-backout", "recipe")
+QUICK = ("small", "small-backout", "depth2-backout", "docstrings", "docstrings-backout", "docstrings-heads", "recipe")
 
 
 @pytest.mark.parametrize("name", [*QUICK, *SLOW])

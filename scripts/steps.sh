@@ -105,7 +105,7 @@ settle() {
 advise() {
     if [ "${DRY_RUN:-}" = 1 ] || [ "$GPUS" -gt 0 ] || [ "$DEPTH" -lt 3 ] || [ -e "$base/runs/$1" ]; then return; fi
     case "$(python -m nanogka.common.runtime)" in
-        "cpu float32") echo "speedrun: this CPU has no units for bfloat16, so this takes several times as long as README says.
+        "cpu float32") echo "speedrun: this CPU has no units for bfloat16, so this may take several times as long as README says.
     DEPTH=2 bash speedrun.sh trains smaller models that chat almost as well, in a third of the time" ;;
     esac
 }
